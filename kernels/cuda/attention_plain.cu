@@ -3,8 +3,6 @@
 #include "attention.h"
 
 constexpr u32 PLAIN_THREADS = 128;
-// Number of output elements that a thread accumulates: heads have up to 256.
-constexpr u32 PLAIN_ELEMENTS = 2;
 
 // Returns the sequence of a row of q: the last one that starts at or before it.
 DEVICE u32 sequence_of(const AttentionParams& p, u32 row) {
@@ -23,9 +21,10 @@ DEVICE u32 sequence_of(const AttentionParams& p, u32 row) {
 // Grid: (tokens, q_heads). Keys are processed PLAIN_THREADS at a time: each thread computes the score of one key, then
 // accumulates its output elements over all of them. Maximum, sum and output are carried along and rescaled when the
 // maximum grows.
-template <class T>
+// A thread accumulates ELEMENTS output elements, so heads have up to ELEMENTS * PLAIN_THREADS.
+template <class T, int ELEMENTS>
 DEVICE void paged_attention(const AttentionParams& p) {
-    SHARED_ARRAY(float, query, PLAIN_ELEMENTS * PLAIN_THREADS);
+    SHARED_ARRAY(float, query, ELEMENTS * PLAIN_THREADS);
     SHARED_ARRAY(float, weights, PLAIN_THREADS);
     SHARED_ARRAY(float, scratch, 32);
     const u32 row = blockIdx.x, head = blockIdx.y, thread = threadIdx.x, size = p.head_size;
@@ -42,7 +41,7 @@ DEVICE void paged_attention(const AttentionParams& p) {
     for (u32 i = thread; i < size; i += PLAIN_THREADS) query[i] = to_float(((const T*)p.q)[at + i]);
     __syncthreads();
 
-    float largest = LOWEST, sum = 0.0f, out[PLAIN_ELEMENTS] = {};
+    float largest = LOWEST, sum = 0.0f, out[ELEMENTS] = {};
     for (u32 start = first; start < keys; start += PLAIN_THREADS) {
         const u32 key = start + thread;
         float score = minus_infinity();
@@ -59,9 +58,9 @@ DEVICE void paged_attention(const AttentionParams& p) {
         weights[thread] = weight;
         __syncthreads();
         const u32 count = min(PLAIN_THREADS, keys - start);
-        for (u32 e = 0; e < PLAIN_ELEMENTS; ++e) {
+        for (u32 e = 0; e < ELEMENTS; ++e) {
             const u32 element = thread + e * PLAIN_THREADS;
-            if (element >= size) break;
+            if (element >= p.value_size) break;
             out[e] *= shrink;
             for (u32 i = 0; i < count; ++i) out[e] += weights[i] * to_float(v.at(start + i)[element]);
         }
@@ -69,8 +68,9 @@ DEVICE void paged_attention(const AttentionParams& p) {
     }
     sum = block_sum(sum, scratch);
     const float inverse = share(p, head, largest, sum);
-    for (u32 e = 0; e < PLAIN_ELEMENTS; ++e) {
+    T* output = (T*)p.out + ((u64)row * p.q_heads + head) * p.value_size;
+    for (u32 e = 0; e < ELEMENTS; ++e) {
         const u32 element = thread + e * PLAIN_THREADS;
-        if (element < size) ((T*)p.out)[at + element] = from_float<T>(out[e] * inverse);
+        if (element < p.value_size) output[element] = from_float<T>(out[e] * inverse);
     }
 }

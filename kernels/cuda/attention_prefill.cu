@@ -140,29 +140,6 @@ struct PrefillWarp {
     }
 };
 
-// Starts the copy of ROWS rows of SIZE elements, of which row r begins at `row(r)`. Rows outside begin .. end, and the
-// padding to D elements, become zeros.
-template <u32 ROWS, int SIZE, int D, class T, class Row>
-DEVICE void copy_rows(T* shared, u32 begin, u32 end, Row row) {
-    constexpr u32 PIECES = D / WIDE<T>, EACH = ROWS * PIECES / PREFILL_THREADS;
-    static_assert(SIZE % WIDE<T> == 0, "pieces are whole");
-    static_assert(ROWS * PIECES % PREFILL_THREADS == 0, "threads copy equally many pieces");
-    // Rows are looked up before anything is copied, and without a branch, so that no lookup waits for another. An
-    // invalid row is not read, but its address must be valid.
-    const T* from[EACH];
-#pragma unroll
-    for (u32 i = 0; i < EACH; ++i) {
-        const u32 at = i * PREFILL_THREADS + threadIdx.x, column = at % PIECES * WIDE<T>;
-        from[i] = row(min(max(at / PIECES, begin), end - 1)) + (D == SIZE || column < SIZE ? column : 0);
-    }
-#pragma unroll
-    for (u32 i = 0; i < EACH; ++i) {
-        const u32 at = i * PREFILL_THREADS + threadIdx.x, r = at / PIECES, column = at % PIECES * WIDE<T>;
-        cp_async_16(shared + r * (D + 8) + column, from[i], r >= begin && r < end && (D == SIZE || column < SIZE));
-    }
-    cp_async_commit();
-}
-
 // Grid: (the plan's tiles, q_heads).
 template <class T, int SIZE>
 DEVICE void paged_prefill(const AttentionParams& p) {
@@ -182,14 +159,14 @@ DEVICE void paged_prefill(const AttentionParams& p) {
     if constexpr (Warp::Q_IN_REGISTERS) {
         warp.load_queries(q, stride, tile.queries);
     } else {
-        copy_rows<PrefillTile::QUERIES, SIZE, D>(queries, 0, tile.queries, [&](u32 r) { return q + r * stride; });
+        copy_rows_async<PREFILL_THREADS, PrefillTile::QUERIES, SIZE, D>(queries, 0, tile.queries, [&](u32 r) { return q + r * stride; });
     }
     const u32 begin = tile.first / Warp::KEYS * Warp::KEYS;
     const auto copy_tile = [&](T* shared, const Cache<T>& cache, u32 key) {
         // A tile beyond the last one is an empty group, because the waits below count groups.
         if (key >= tile.keys) return cp_async_commit();
         // Keys that no query sees are not read: they may belong to other sequences, and no weight removes a NaN.
-        copy_rows<Warp::KEYS, SIZE, D>(shared, tile.begin_in(key), tile.keys - key, [&](u32 r) { return cache.at(key + r); });
+        copy_rows_async<PREFILL_THREADS, Warp::KEYS, SIZE, D>(shared, tile.begin_in(key), tile.keys - key, [&](u32 r) { return cache.at(key + r); });
     };
     copy_tile(keys, k, begin);
     for (u32 key = begin; key < tile.keys; key += Warp::KEYS) {

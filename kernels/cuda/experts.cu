@@ -175,12 +175,28 @@ DEVICE void sort_pairs(const SortExpertsParams& p) {
 
 constexpr u32 EXPERT_OUTPUTS = 2;
 
-// The pairs of one expert that a CTA multiplies. Pairs beyond the last repeat it and are not written.
+// The pairs of one expert that a CTA multiplies. Pairs beyond the last repeat it and are not written. If the experts are
+// heads, each has a pair of every token.
 struct ExpertTile {
     u32 expert, count;
     u32 pairs[EXPERT_ROWS];
 
+    // Returns whether there is a tile of this index.
+    static DEVICE bool exists(const ExpertLinearParams& p, u32 index) {
+        return index < (p.heads ? p.heads * tiles_of_head(p) : p.tiles[0]);
+    }
+
+    static DEVICE u32 tiles_of_head(const ExpertLinearParams& p) { return (p.tokens + EXPERT_ROWS - 1) / EXPERT_ROWS; }
+
     DEVICE ExpertTile(const ExpertLinearParams& p, u32 index) {
+        if (p.heads) {
+            const u32 first = index % tiles_of_head(p) * EXPERT_ROWS;
+            expert = index / tiles_of_head(p);
+            count = min(EXPERT_ROWS, p.tokens - first);
+#pragma unroll
+            for (u32 i = 0; i < EXPERT_ROWS; ++i) pairs[i] = (first + min(i, count - 1)) * p.heads + expert;
+            return;
+        }
         const u32* tile = p.tiles + 1 + 3 * index;
         expert = tile[0];
         count = tile[2];
@@ -190,7 +206,7 @@ struct ExpertTile {
 
     template <class T>
     DEVICE const T* input(const ExpertLinearParams& p, u32 i) const {
-        return (const T*)p.input + (u64)(pairs[i] / p.share) * p.k;
+        return (const T*)p.input + (u64)(pairs[i] / p.share) * p.input_stride;
     }
 
     // Adds the lanes' sums in one fixed order and writes the outputs.
@@ -203,7 +219,7 @@ struct ExpertTile {
                 float sum = warp_sum(sums[i][j]);
                 if (lane_id() != 0 || i >= count || n0 + j >= p.n) continue;
                 const u32 column = p.column + n0 + j;
-                if (p.bias) sum += p.bias[(u64)expert * p.bias_stride + column];
+                if (p.bias) sum += p.bias[(u64)expert * p.out_stride + column];
                 ((T*)p.out)[(u64)pairs[i] * p.out_stride + column] = from_float<T>(sum);
             }
         }
@@ -217,7 +233,7 @@ DEVICE u32 first_output() { return (blockIdx.y * (blockDim.x / 32) + warp_id()) 
 template <class T>
 DEVICE void expert_gemv(const ExpertLinearParams& p) {
     const u32 n0 = first_output();
-    if (blockIdx.x >= p.tiles[0] || n0 >= p.n) return;
+    if (!ExpertTile::exists(p, blockIdx.x) || n0 >= p.n) return;
     const ExpertTile tile(p, blockIdx.x);
     const T* weight[EXPERT_OUTPUTS];
 #pragma unroll
@@ -246,7 +262,7 @@ template <class F, class T>
 DEVICE void expert_gemv_quant(const ExpertLinearParams& p) {
     constexpr u32 HALF = 16;
     const u32 n0 = first_output();
-    if (blockIdx.x >= p.tiles[0] || n0 >= p.n) return;
+    if (!ExpertTile::exists(p, blockIdx.x) || n0 >= p.n) return;
     const ExpertTile tile(p, blockIdx.x);
     const u32 groups = p.k / 32;
     float sums[EXPERT_ROWS][EXPERT_OUTPUTS] = {};

@@ -5,7 +5,7 @@
 // weights of all its queries, including the weight 0 of queries that do not see the key, and 0 · NaN is NaN: earlier
 // tokens, whose blocks other sequences may share, would be corrupted. A score that is NaN affects only queries that see
 // the key.
-#include "gpu.h"
+#include "rope.h"
 
 constexpr u32 QKV_POST_WARPS = 4;
 constexpr u32 MAX_HEAD_SIZE = 256;
@@ -21,23 +21,6 @@ DEVICE float sum_of_squares(const T* x, u32 cols) {
     }
     return warp_sum(sum);
 }
-
-// Returns element `i` of the head `x` after rotating its pair by the angle of the token's position in the pair's
-// stream.
-DEVICE float rotated(const QkvPostParams& p, const float* x, u32 i) {
-    if (i >= p.rotary_dim) return x[i];
-    const u32 half = p.rotary_dim / 2;
-    const bool first = p.rope_interleaved ? i % 2 == 0 : i < half;
-    const u32 step = p.rope_interleaved ? 1 : half;
-    const float left = first ? x[i] : x[i - step], right = first ? x[i + step] : x[i];
-    const u32 pair = p.rope_interleaved ? i / 2 : first ? i : i - half;
-    const u32 stream = p.streams ? p.streams[pair] : 0;
-    const u64 angle = (u64)p.positions[stream * p.position_stride + blockIdx.x] * half + pair;
-    const float c = p.cosine[angle], s = p.sine[angle];
-    return first ? left * c - right * s : right * c + left * s;
-}
-
-DEVICE bool is_finite(float x) { return fabsf(x) <= 3.402823466e38f; }
 
 // Returns whether all of `cols` elements are finite, computed by a warp.
 template <int N, class T>

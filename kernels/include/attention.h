@@ -98,3 +98,28 @@ struct PrefillTile {
         return key + count <= position + 1 && key >= first_key(p, position + queries - 1);
     }
 };
+
+#ifdef HAS_SM80
+// Starts the copy of ROWS rows of SIZE elements, of which row r begins at `row(r)`. Rows outside begin .. end, and the
+// padding to D elements, become zeros.
+template <u32 THREADS, u32 ROWS, int SIZE, int D, class T, class Row>
+DEVICE void copy_rows_async(T* shared, u32 begin, u32 end, Row row) {
+    constexpr u32 PIECES = D / WIDE<T>, EACH = ROWS * PIECES / THREADS;
+    static_assert(SIZE % WIDE<T> == 0, "pieces are whole");
+    static_assert(ROWS * PIECES % THREADS == 0, "threads copy equally many pieces");
+    // Rows are looked up before anything is copied, and without a branch, so that no lookup waits for another. An
+    // invalid row is not read, but its address must be valid.
+    const T* from[EACH];
+#pragma unroll
+    for (u32 i = 0; i < EACH; ++i) {
+        const u32 at = i * THREADS + threadIdx.x, column = at % PIECES * WIDE<T>;
+        from[i] = row(min(max(at / PIECES, begin), end - 1)) + (D == SIZE || column < SIZE ? column : 0);
+    }
+#pragma unroll
+    for (u32 i = 0; i < EACH; ++i) {
+        const u32 at = i * THREADS + threadIdx.x, r = at / PIECES, column = at % PIECES * WIDE<T>;
+        cp_async_16(shared + r * (D + 8) + column, from[i], r >= begin && r < end && (D == SIZE || column < SIZE));
+    }
+    cp_async_commit();
+}
+#endif  // HAS_SM80

@@ -15,6 +15,8 @@ typedef unsigned long long u64;
 constexpr u32 KV_BLOCK = 16;
 // Slot of a token whose key and value are not written: a padding row of a captured graph.
 constexpr u32 NO_SLOT = 0xffffffffu;
+// Maximum size of a row of the cache of latent attention.
+constexpr u32 MAX_LATENT_SIZE = 640;
 
 // Bit of a token id that refers to the row of the preceding step which sampled the token.
 constexpr u32 DRAWN_TOKEN = 0x80000000u;
@@ -147,14 +149,38 @@ struct QkvPostParams {
     float weight_offset;
 };
 
+// ------------------------------------------------------------------------------------------- attention: cuda/latent_post.cu
+
+struct LatentPostParams {
+    void* out;             // T [tokens, q_heads * (rank + rotary_dim)], of which the last rotary_dim of a head are written
+    void* cache;           // T: the layer's rows in block 0, [KV_BLOCK, rank + rotary_dim]
+    const void* q;         // T [tokens, q_heads * q_size], of which the last rotary_dim of a head are read
+    const void* kv;        // T [tokens, rank + rotary_dim]
+    const float* weight;   // [rank]
+    const float* cosine;   // [positions, rotary_dim / 2]
+    const float* sine;     // [positions, rotary_dim / 2]
+    const u32* positions;  // [streams, position_stride]
+    const u32* streams;    // [rotary_dim / 2]: stream of positions that rotates a pair; null means the first
+    const u32* slots;      // [tokens]; NO_SLOT: not written
+    u64 block_stride;      // elements between the same layer of two blocks
+    u32 tokens;
+    u32 q_heads;
+    u32 q_size;
+    u32 rank;
+    u32 rotary_dim;
+    u32 rope_interleaved;  // 0: pairs (i, i + rotary_dim / 2); 1: pairs (2i, 2i + 1)
+    u32 position_stride;   // at least tokens
+    float eps;
+};
+
 // ------------------------------------------------------------------------------------------- attention: cuda/attention_*.cu
 
 // Parameters of prefill and of the plain kernel; decode has more.
 struct AttentionParams {
-    void* out;                // T [tokens, q_heads * head_size]
+    void* out;                // T [tokens, q_heads * value_size]
     const void* q;            // T [tokens, q_heads * head_size]
     const void* k_cache;      // T: the layer's keys in block 0, [KV_BLOCK, kv_heads, head_size]
-    const void* v_cache;      // T: the layer's values in block 0
+    const void* v_cache;      // T: the layer's values in block 0; k_cache if they are the first elements of the keys
     const u32* block_table;   // [sequences, table_stride]
     const u32* query_start;   // [sequences + 1]
     const u32* seq_lens;      // [sequences]
@@ -170,11 +196,11 @@ struct AttentionParams {
     float scale;              // factor of the scores
     float softcap;            // cap * tanh(score / cap); 0 means none
     u32 bidirectional;        // 1: every query sees all keys of its sequence, and the window is 0
-    u32 reserved;
+    u32 value_size;           // head_size, or less if values are the first elements of the keys
 };
 
 struct PagedDecodeParams {
-    float* partial_out;   // [plan's splits, q_heads, head_size]: outputs of splits before division by their sums
+    float* partial_out;   // [plan's splits, q_heads, value_size]: outputs of splits before division by their sums
     float* partial_sums;  // [plan's splits, q_heads, 2]: maximum of the scores (base 2), sum of the weights
     u32* tickets;         // [sequences, kv_heads * head_tiles], zero before the first launch, and left zero
     AttentionParams attention;
@@ -281,17 +307,19 @@ struct SortExpertsParams {
 struct ExpertLinearParams {
     QuantWeight quant;   // [experts * n, k], of a quantised weight
     const void* weight;  // T [experts * n, k], of a plain one
-    const void* input;   // T [pairs / share, k]
+    const void* input;   // T, rows input_stride apart
     void* out;           // T [pairs] rows, out_stride apart
-    const float* bias;   // rows of bias_stride by expert, or null
+    const float* bias;   // rows of out_stride by expert, or null
     const u32* order;
     const u32* tiles;
     u32 n;
     u32 k;
     u32 share;        // number of pairs that read one row of the input
     u32 column;       // first column of out and of a row of the bias
+    u32 input_stride;
     u32 out_stride;
-    u32 bias_stride;
+    u32 heads;        // number of heads, each of which is the expert of a pair of every token; 0: order and tiles are used
+    u32 tokens;       // number of tokens, for heads
 };
 
 struct ExpertSumParams {

@@ -14,8 +14,8 @@ mod sampling;
 use std::fmt::Write as _;
 
 pub use attention::{
-    HEAD_SIZES, PREFILL_HEAD_SIZES, decode_ctas, decode_head_tile, paged_attention, paged_decode, paged_prefill,
-    qkv_post,
+    HEAD_SIZES, LATENT_SIZES, PREFILL_HEAD_SIZES, decode_ctas, decode_head_tile, latent_ctas, latent_decode,
+    latent_post, latent_prefill, paged_attention, paged_decode, paged_prefill, qkv_post,
 };
 pub use experts::{expert_linear, expert_sum, gate_rows, route, sort_experts};
 pub use fill::fill;

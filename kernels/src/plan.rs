@@ -3,7 +3,6 @@
 //! Sequences of one query are processed by decode, longer ones by prefill. Both plans depend only on the sequence
 //! itself, so a sequence's sums are the same in every batch.
 
-use crate::manifest;
 use crate::params::{KV_BLOCK, MAX_SPLIT_TOKENS};
 
 /// Number of tokens in the smallest split of decode attention. For fewer tokens the fixed cost of a split would be
@@ -67,14 +66,16 @@ impl DecodePlan {
 }
 
 /// Returns the number of CTAs that share the splits of decode attention: `columns` of [`PagedDecodeParams::grid`], for
-/// a grid of `rows` KV heads and tiles of query heads on a device of `processors` multiprocessors.
+/// a grid of `rows` KV heads and tiles of query heads on a device of `processors` multiprocessors, each of which holds
+/// `resident` CTAs at once ([`decode_ctas`](crate::manifest::decode_ctas) or
+/// [`latent_ctas`](crate::manifest::latent_ctas)).
 ///
 /// It rounds down, so that all CTAs are resident at once: they share the work evenly, and a single CTA that had to wait
 /// for the others would double the time of the kernel. The result of the kernel does not depend on the number.
 ///
 /// [`PagedDecodeParams::grid`]: crate::params::PagedDecodeParams::grid
-pub fn decode_columns(rows: u32, head_tile: u32, processors: u32, splits: u32) -> u32 {
-    (processors * manifest::decode_ctas(head_tile) / rows.max(1)).min(splits).max(1)
+pub fn decode_columns(rows: u32, resident: u32, processors: u32, splits: u32) -> u32 {
+    (processors * resident / rows.max(1)).min(splits).max(1)
 }
 
 /// The tiles of prefill attention: two numbers per tile (sequence, its first query within the sequence's rows).
@@ -144,10 +145,10 @@ mod tests {
     #[test]
     fn every_block_of_decode_is_resident() {
         // Qwen3-8B on an H200 has 8 KV heads with 4 query heads each, and 3 CTAs per multiprocessor.
-        assert_eq!(decode_columns(8, 4, 132, 1024), 49);
-        assert_eq!(decode_columns(8, 4, 132, 7), 7);
+        assert_eq!(decode_columns(8, 3, 132, 1024), 49);
+        assert_eq!(decode_columns(8, 3, 132, 7), 7);
         // Here there are more heads than the CTAs that a device holds.
-        assert_eq!(decode_columns(1000, 8, 80, 5), 1);
+        assert_eq!(decode_columns(1000, 2, 80, 5), 1);
     }
 
     #[test]

@@ -28,6 +28,8 @@ sources! {
     EXPERTS = "cuda/experts.cu",
     /// Operations after the qkv projection.
     QKV_POST = "cuda/qkv_post.cu",
+    /// Operations of latent attention before attention itself.
+    LATENT_POST = "cuda/latent_post.cu",
     /// Attention of any element type and head size.
     ATTENTION_PLAIN = "cuda/attention_plain.cu",
     /// Decode attention of 16-bit types.
@@ -36,6 +38,8 @@ sources! {
     ATTENTION_PREFILL = "cuda/attention_prefill.cu",
     /// Prefill attention of f16 on the tensor cores of Volta.
     ATTENTION_PREFILL_VOLTA = "cuda/attention_prefill_volta.cu",
+    /// Latent attention on the tensor cores of sm_80 and later.
+    ATTENTION_LATENT = "cuda/attention_latent.cu",
     /// Dense product of 16-bit types on the tensor cores of sm_80 and later.
     GEMM_MMA = "cuda/gemm_mma.cu",
     /// Dense product of f16 on the tensor cores of Volta.
@@ -60,5 +64,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("params.h", include_str!("../include/params.h")),
     ("attention.h", include_str!("../include/attention.h")),
     ("linear.h", include_str!("../include/linear.h")),
+    ("rope.h", include_str!("../include/rope.h")),
+    ("splits.h", include_str!("../include/splits.h")),
     ("quant.h", include_str!("../include/quant.h")),
 ];

@@ -275,7 +275,7 @@ impl Report<'_> {
             Op::EmbedTaps(e) => format!("taps[T] → += {}", b(&e.out)),
             Op::QkvPost(q) => format!("{} → {}, KV", b(&q.input), b(&q.out)),
             Op::HeadLinear(l) => format!("{} → {}", b(&l.input), b(&l.out)),
-            Op::LatentPost(p) => format!("{}, {} → += {}, KV", b(&p.q), b(&p.kv), b(&p.out)),
+            Op::LatentPost(p) => format!("{}, {} → {}, KV", b(&p.q), b(&p.kv), b(&p.out)),
             Op::SegmentAttention(a) => {
                 let window = a.window.map(|w| format!(" window ±{w}")).unwrap_or_default();
                 format!("{}, KV{window} → {}", b(&a.q), b(&a.out))

@@ -74,3 +74,17 @@ fn experts_are_counted_as_far_as_a_step_uses_them() {
     check("qwen2-moe", "qwen2-moe", &options);
     check("gpt-oss", "gpt-oss", &options);
 }
+
+#[test]
+fn latent_attention_caches_one_row_for_all_heads() {
+    let options = InspectOptions { context: 100, prompt: 64, ..InspectOptions::default() };
+    check("deepseek-v3", "deepseek-v3", &options);
+}
+
+#[test]
+fn the_shape_of_deepseek_v2_lite_has_its_published_size() {
+    let checkpoint = Checkpoint::open_shape(&root().join("../../models/shapes/deepseek-v2-lite")).unwrap();
+    let program = build_programs(&checkpoint).unwrap().decoder;
+    assert_eq!(program.parameters(), 15_706_484_224);
+    assert_eq!(program.kv_groups[0].elements_per_token(), 27 * (512 + 64));
+}

@@ -42,7 +42,7 @@ fn error(name: &str, change: impl FnOnce(&mut Tensors)) -> String {
 
 #[test]
 fn an_unchanged_copy_opens() {
-    for name in ["mixtral", "granitemoe", "gpt-oss", "gpt-oss-mxfp4"] {
+    for name in ["mixtral", "granitemoe", "gpt-oss", "gpt-oss-mxfp4", "deepseek-v2"] {
         assert!(changed(name, |_| {}).is_ok(), "{name}");
     }
 }
@@ -101,6 +101,49 @@ fn a_tensor_of_one_expert_is_cut_from_that_of_all() {
     }
     assert!(checkpoint.tensor(&format!("{LAYER}5.gate_proj.bias")).is_err(), "there are five experts");
     assert!(checkpoint.tensor(&format!("{LAYER}0.other.bias")).is_err());
+}
+
+#[test]
+fn a_matrix_of_one_head_is_cut_from_that_of_all() {
+    const NAME: &str = "model.layers.0.self_attn.kv_b_proj.";
+    let checkpoint = Checkpoint::open(&testdata("deepseek-v2")).unwrap();
+    let all = checkpoint.tensor(&format!("{NAME}weight")).unwrap();
+    // Four heads of 24 rows for the keys and 20 for the values, each of 32 elements of two bytes.
+    assert_eq!(all.shape, [4 * 44, 32]);
+    let element = |row: usize, column: usize| &all.bytes[(row * 32 + column) * 2..][..2];
+    for head in 0..4 {
+        let keys = checkpoint.tensor(&format!("{NAME}{head}.k.weight")).unwrap();
+        let values = checkpoint.tensor(&format!("{NAME}{head}.v.weight")).unwrap();
+        assert_eq!((&keys.shape[..], &values.shape[..]), (&[32, 24][..], &[20, 32][..]));
+        for column in 0..32 {
+            for row in 0..24 {
+                assert_eq!(&keys.bytes[(column * 24 + row) * 2..][..2], element(head * 44 + row, column));
+            }
+            for row in 0..20 {
+                assert_eq!(&values.bytes[(row * 32 + column) * 2..][..2], element(head * 44 + 24 + row, column));
+            }
+        }
+    }
+    assert!(checkpoint.tensor(&format!("{NAME}4.k.weight")).is_err(), "there are four heads");
+    assert!(checkpoint.tensor(&format!("{NAME}0.q.weight")).is_err());
+    let name = format!("{NAME}weight");
+    let message = error("deepseek-v2", |t| t.get_mut(&name).unwrap().1 = vec![88, 64]);
+    assert!(message.contains("is not that of 4 heads with these rows"), "{message}");
+    let message = error("deepseek-v2", |t| drop(t.remove(&name)));
+    assert_eq!(message, format!("the checkpoint has no tensor '{name}'"));
+}
+
+/// GGUF files of DeepSeek from before 2025 have the matrices of keys and values as one, quantised by the rows of both.
+#[test]
+fn a_gguf_file_whose_heads_are_not_apart_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let mut bytes = std::fs::read(testdata("deepseek-v2-gguf").join("model.gguf")).unwrap();
+    let at = bytes.windows(8).position(|name| name == b"attn_k_b").unwrap();
+    bytes[at..at + 8].copy_from_slice(b"attn_kvb");
+    std::fs::write(&path, bytes).unwrap();
+    let message = Checkpoint::open(&path).unwrap_err().to_string();
+    assert!(message.contains("convert it with a newer llama.cpp"), "{message}");
 }
 
 #[test]

@@ -1,7 +1,9 @@
-//! Instances for attention: `QkvPost`, `PagedAttention`.
+//! Instances for attention: `QkvPost`, `LatentPost`, `PagedAttention`.
 
 use super::{Chip, Chips, Dtype, Instance};
-use crate::params::{AttentionParams, PagedDecodeParams, QkvPostParams};
+use crate::params::{
+    AttentionParams, LATENT_ROWS, LatentPostParams, MAX_HEAD_SIZE, MAX_LATENT_SIZE, PagedDecodeParams, QkvPostParams,
+};
 use crate::plan::PrefillPlan;
 use crate::sources;
 
@@ -10,6 +12,13 @@ pub const HEAD_SIZES: [usize; 4] = [64, 96, 128, 256];
 
 /// Head sizes supported by [`paged_prefill`]: also that of the encoders of Qwen3-VL and SigLIP, which never decode.
 pub const PREFILL_HEAD_SIZES: [usize; 5] = [64, 72, 96, 128, 256];
+
+/// Sizes of the latent and of a row of the cache supported by [`latent_decode`] and [`latent_prefill`]: those of
+/// DeepSeek-V2 and V3.
+pub const LATENT_SIZES: [(usize, usize); 1] = [(512, 576)];
+
+/// Number of keys in a tile of latent attention.
+const LATENT_KEYS: usize = 32;
 
 /// Numbers of query heads that a CTA of [`paged_decode`] processes at once.
 const HEAD_TILES: [u32; 4] = [1, 2, 4, 8];
@@ -44,10 +53,64 @@ pub fn qkv_post(dtype: Dtype) -> Instance {
     Instance::new::<QkvPostParams>(sources::QKV_POST, name, call, 128).of(dtype).resident(8)
 }
 
-/// Returns the instance for attention of any head size, in decode and prefill, with f32 arithmetic.
-pub fn paged_attention(dtype: Dtype) -> Instance {
-    let (call, name) = (format!("paged_attention<{}>", dtype.c_name()), format!("paged_attention_{}", dtype.name()));
-    Instance::new::<AttentionParams>(sources::ATTENTION_PLAIN, name, call, 128).of(dtype)
+/// Returns the instance for what latent attention does before attention itself.
+pub fn latent_post(dtype: Dtype) -> Instance {
+    let (call, name) = (format!("latent_post<{}>", dtype.c_name()), format!("latent_post_{}", dtype.name()));
+    Instance::new::<LatentPostParams>(sources::LATENT_POST, name, call, 128).of(dtype).resident(8)
+}
+
+/// Returns the instance for attention of any head size, in decode and prefill, with f32 arithmetic. Heads of more than
+/// [`MAX_HEAD_SIZE`] elements are those of latent attention.
+pub fn paged_attention(dtype: Dtype, head_size: usize) -> Instance {
+    const THREADS: usize = 128;
+    let largest = if head_size <= MAX_HEAD_SIZE { MAX_HEAD_SIZE } else { MAX_LATENT_SIZE };
+    let call = format!("paged_attention<{}, {}>", dtype.c_name(), largest / THREADS);
+    let name = match largest {
+        MAX_HEAD_SIZE => format!("paged_attention_{}", dtype.name()),
+        _ => format!("paged_attention_{}_d{largest}", dtype.name()),
+    };
+    let instance = Instance::new::<AttentionParams>(sources::ATTENTION_PLAIN, name, call, THREADS as u32).of(dtype);
+    // By default the compiler spills to fit more CTAs of large heads on an sm_70.
+    if largest == MAX_HEAD_SIZE { instance } else { instance.resident(8) }
+}
+
+/// Returns the template's arguments and the name's ending for latent attention; `None` if [`paged_attention`] must be
+/// used.
+fn latent(chip: Chip, dtype: Dtype, sizes: (usize, usize)) -> Option<(String, String)> {
+    let (rank, size) = sizes;
+    let is_known = dtype != Dtype::F32 && LATENT_SIZES.contains(&sizes) && chip.has_sm80();
+    is_known.then(|| (format!("<{}, {rank}, {size}>", dtype.c_name()), format!("{}_d{size}", dtype.name())))
+}
+
+/// Returns an instance with the shared memory of latent attention: the queries and two tiles of keys in 16-bit elements,
+/// in rows with 16 bytes of padding, and the scores of a tile in rows with a padding of 8.
+fn with_latent_memory(instance: Instance, size: usize) -> Instance {
+    let rows = LATENT_ROWS as usize;
+    let shared = (rows + 2 * LATENT_KEYS) * (size + 8) * 2 + rows * (LATENT_KEYS + 8) * 4;
+    instance.with_shared(shared).resident(1).on(Chips::FromSm80)
+}
+
+/// Returns the number of CTAs of latent attention on a multiprocessor, as many as its shared memory holds: those of data
+/// centres from Hopper on have enough for two.
+pub const fn latent_ctas(chip: Chip) -> u32 {
+    if matches!(chip.major, 9 | 10) { 2 } else { 1 }
+}
+
+/// Returns the instance for decode of latent attention, with a latent and a row of the cache of these sizes; `None` if
+/// [`paged_attention`] must be used.
+pub fn latent_decode(chip: Chip, dtype: Dtype, sizes: (usize, usize)) -> Option<Instance> {
+    let (arguments, ending) = latent(chip, dtype, sizes)?;
+    let (call, name) = (format!("latent_decode{arguments}"), format!("latent_decode_{ending}"));
+    let instance = Instance::new::<PagedDecodeParams>(sources::ATTENTION_LATENT, name, call, 128);
+    Some(with_latent_memory(instance, sizes.1))
+}
+
+/// Returns the instance for prefill of latent attention; `None` if [`paged_attention`] must be used.
+pub fn latent_prefill(chip: Chip, dtype: Dtype, sizes: (usize, usize)) -> Option<Instance> {
+    let (arguments, ending) = latent(chip, dtype, sizes)?;
+    let (call, name) = (format!("latent_prefill{arguments}"), format!("latent_prefill_{ending}"));
+    let instance = Instance::new::<AttentionParams>(sources::ATTENTION_LATENT, name, call, 128);
+    Some(with_latent_memory(instance, sizes.1))
 }
 
 /// Returns the instance for decode attention with `group` query heads per KV head; `None` if [`paged_attention`] must
@@ -94,7 +157,12 @@ pub fn paged_prefill(chip: Chip, dtype: Dtype, head_size: usize) -> Option<Insta
 pub(super) fn all(chip: Chip) -> Vec<Instance> {
     let mut instances = Vec::new();
     for dtype in Dtype::ALL.into_iter().filter(|&d| chip.has(d)) {
-        instances.extend([qkv_post(dtype), paged_attention(dtype)]);
+        instances.extend([qkv_post(dtype), latent_post(dtype)]);
+        instances.extend([MAX_HEAD_SIZE, MAX_LATENT_SIZE].map(|size| paged_attention(dtype, size)));
+        for sizes in LATENT_SIZES {
+            instances.extend(latent_decode(chip, dtype, sizes));
+            instances.extend(latent_prefill(chip, dtype, sizes));
+        }
         for size in HEAD_SIZES {
             instances.extend(HEAD_TILES.into_iter().filter_map(|tile| paged_decode(dtype, size, tile as usize)));
         }

@@ -1,9 +1,11 @@
-//! Parameters of the attention kernels: `cuda/qkv_post.cu`, `cuda/attention_*.cu`.
+//! Parameters of the attention kernels: `cuda/qkv_post.cu`, `cuda/latent_post.cu`, `cuda/attention_*.cu`.
 //!
 //! The cache of a KV group is `[block][layer][k or v][KV_BLOCK][kv_heads][head_size]` of T. Kernels get the addresses
-//! of their layer's keys and values in block 0, and the number of elements to those of the next block.
+//! of their layer's keys and values in block 0, and the number of elements to those of the next block. A layer of latent
+//! attention has one row for keys and values: `[KV_BLOCK][head_size]`.
 
 use super::{DevicePtr, params};
+use crate::plan::PrefillPlan;
 
 params! {
     /// Splits q, k, v; normalises and rotates q and k; writes q to its buffer, k and v to the cache. Each warp
@@ -55,17 +57,61 @@ params! {
         weight_offset: f32,
     }
 
+    /// Normalises the latent, rotates the queries and the key of all heads, writes the row to the cache. Grid:
+    /// [`LatentPostParams::grid`].
+    LatentPostParams {
+        /// T `[tokens, q_heads · (rank + rotary_dim)]`, of which the last `rotary_dim` of a head are written.
+        out: DevicePtr,
+        /// T: the layer's rows in block 0, `[KV_BLOCK, rank + rotary_dim]`.
+        cache: DevicePtr,
+        /// T `[tokens, q_heads · q_size]`, of which the last `rotary_dim` of a head are read.
+        q: DevicePtr,
+        /// T `[tokens, rank + rotary_dim]`.
+        kv: DevicePtr,
+        /// f32 `[rank]`.
+        weight: DevicePtr,
+        /// f32 `[positions, rotary_dim / 2]`, including the magnitude.
+        cosine: DevicePtr,
+        /// f32 `[positions, rotary_dim / 2]`, including the magnitude.
+        sine: DevicePtr,
+        /// u32 `[streams, position_stride]`: rows of `cosine` and `sine`.
+        positions: DevicePtr,
+        /// u32 `[rotary_dim / 2]`: stream of positions that rotates a pair; null means the first for all.
+        streams: DevicePtr,
+        /// u32 `[tokens]`: block · KV_BLOCK + offset, or [`NO_SLOT`](super::NO_SLOT).
+        slots: DevicePtr,
+        /// Number of elements between the same layer of two blocks.
+        block_stride: u64,
+        /// Number of rows of `q`.
+        tokens: u32,
+        /// Number of query heads.
+        q_heads: u32,
+        /// Number of elements of a head of `q`.
+        q_size: u32,
+        /// Number of elements of the latent.
+        rank: u32,
+        /// Number of elements that are rotated; even, at most [`MAX_LATENT_ROTATED`]. With `rank`, at most
+        /// [`MAX_LATENT_SIZE`].
+        rotary_dim: u32,
+        /// 0 means pairs (i, i + rotary_dim / 2), NeoX. 1 means pairs (2i, 2i + 1), GPT-J.
+        rope_interleaved: u32,
+        /// Number of elements from one stream of positions to the next.
+        position_stride: u32,
+        /// Value added under the root.
+        eps: f32,
+    }
+
     /// Causal attention over a paged cache: the query at position p sees keys `max(0, p + 1 − window) ..= p`. The last
     /// query of sequence s is at position `seq_lens[s] − 1`. Decode ([`PagedDecodeParams`]) processes the sequences of
     /// one query and prefill those of more, according to the plan; the plain kernel processes all.
     AttentionParams {
-        /// T `[tokens, q_heads · head_size]`.
+        /// T `[tokens, q_heads · value_size]`.
         out: DevicePtr,
         /// T `[tokens, q_heads · head_size]`.
         q: DevicePtr,
         /// T: the layer's keys in block 0, `[KV_BLOCK, kv_heads, head_size]`.
         k_cache: DevicePtr,
-        /// T: the layer's values in block 0.
+        /// T: the layer's values in block 0; `k_cache` if they are the first elements of the keys.
         v_cache: DevicePtr,
         /// u32 `[sequences, table_stride]`.
         block_table: DevicePtr,
@@ -89,7 +135,8 @@ params! {
         q_heads: u32,
         /// Number of KV heads. Query head h reads KV head `h / (q_heads / kv_heads)`.
         kv_heads: u32,
-        /// Number of elements of a head, at most [`MAX_HEAD_SIZE`]; that of the instance if it is specific to one.
+        /// Number of elements of a head, at most [`MAX_HEAD_SIZE`], or [`MAX_LATENT_SIZE`] for latent attention; that of
+        /// the instance if it is specific to one.
         head_size: u32,
         /// Number of tokens that a query sees, including its own; 0 means all.
         window: u32,
@@ -99,14 +146,14 @@ params! {
         softcap: f32,
         /// 1 lets every query see all keys of its sequence; the window is then 0. Decode and prefill of decoders use 0.
         bidirectional: u32,
-        /// Padding, 0.
-        reserved: u32,
+        /// Number of elements of a value: `head_size`, or less if values are the first elements of the keys.
+        value_size: u32,
     }
 
     /// Parameters of decode attention. The keys of a sequence are divided into the plan's splits, and the CTA that
     /// finishes last merges them in order. Grid: [`PagedDecodeParams::grid`].
     PagedDecodeParams {
-        /// f32 `[splits, q_heads, head_size]`, for the plan's number of splits.
+        /// f32 `[splits, q_heads, value_size]`, for the plan's number of splits.
         partial_out: DevicePtr,
         /// f32 `[splits, q_heads, 2]`.
         partial_sums: DevicePtr,
@@ -119,6 +166,18 @@ params! {
 
 /// Maximum head size of the kernels.
 pub const MAX_HEAD_SIZE: usize = 256;
+
+/// Maximum size of a row of the cache of latent attention.
+pub const MAX_LATENT_SIZE: usize = 640;
+
+/// Maximum number of elements of a head of latent attention that are rotated.
+pub const MAX_LATENT_ROTATED: usize = MAX_LATENT_SIZE / LATENT_POST_HEADS as usize;
+
+/// Number of rows of q, each a query head of a token, that a CTA of latent attention processes.
+pub const LATENT_ROWS: u32 = 16;
+
+/// Number of heads that a CTA of `LatentPost` processes: its warps.
+const LATENT_POST_HEADS: u32 = 4;
 
 /// Maximum length of a split of decode attention, in tokens.
 pub const MAX_SPLIT_TOKENS: u32 = 2048;
@@ -133,6 +192,13 @@ impl QkvPostParams {
     }
 }
 
+impl LatentPostParams {
+    /// Returns the grid of the launch.
+    pub fn grid(&self) -> [u32; 3] {
+        [self.tokens, 1 + self.q_heads.div_ceil(LATENT_POST_HEADS), 1]
+    }
+}
+
 impl AttentionParams {
     /// Returns the grid of the plain kernel for this number of tokens.
     pub fn plain_grid(&self, tokens: u32) -> [u32; 3] {
@@ -142,6 +208,11 @@ impl AttentionParams {
     /// Returns the grid of prefill for this number of tiles in its plan.
     pub fn prefill_grid(&self, tiles: u32) -> [u32; 3] {
         [tiles, self.q_heads, 1]
+    }
+
+    /// Returns the grid of prefill of latent attention for this number of tiles in its plan.
+    pub fn latent_prefill_grid(&self, tiles: u32) -> [u32; 3] {
+        [tiles, (PrefillPlan::QUERIES * self.q_heads).div_ceil(LATENT_ROWS), 1]
     }
 }
 

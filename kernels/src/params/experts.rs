@@ -61,11 +61,11 @@ params! {
         quant: QuantWeight,
         /// T `[experts · n, k]`, for a plain weight.
         weight: DevicePtr,
-        /// T `[pairs / share, k]`.
+        /// T `[pairs / share, k]`, rows `input_stride` apart.
         input: DevicePtr,
         /// T `[pairs, ·]`, rows `out_stride` apart.
         out: DevicePtr,
-        /// f32, rows of `bias_stride` by expert; or null.
+        /// f32, rows of `out_stride` by expert; or null.
         bias: DevicePtr,
         /// u32 `[pairs]`, from [`SortExpertsParams`].
         order: DevicePtr,
@@ -79,10 +79,15 @@ params! {
         share: u32,
         /// First column of `out` and of a row of `bias`.
         column: u32,
-        /// Number of elements from one row of `out` to the next.
+        /// Number of elements from one row of `input` to the next.
+        input_stride: u32,
+        /// Number of elements from one row of `out` to the next, and from the bias of one expert to the next.
         out_stride: u32,
-        /// Number of elements from the bias of one expert to the next.
-        bias_stride: u32,
+        /// Number of heads, if the experts are heads: each has a pair of every token, `token · heads + head`. With 0,
+        /// `order` and `tiles` have the pairs.
+        heads: u32,
+        /// Number of tokens, if the experts are heads.
+        tokens: u32,
     }
 
     /// Computes `out = scale · Σ weight · input + add` over the pairs of each token, rounded once. Grid: one CTA per token.
@@ -143,6 +148,11 @@ impl ExpertLinearParams {
     /// Returns the grid of a launch for so many pairs of `experts` experts.
     pub fn grid(&self, pairs: u32, experts: u32) -> [u32; 3] {
         [expert_tiles(pairs, experts), self.n.div_ceil(EXPERT_OUTPUTS), 1]
+    }
+
+    /// Returns the grid of a launch for heads.
+    pub fn head_grid(&self) -> [u32; 3] {
+        [self.heads * self.tokens.div_ceil(EXPERT_ROWS), self.n.div_ceil(EXPERT_OUTPUTS), 1]
     }
 }
 

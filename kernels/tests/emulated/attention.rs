@@ -6,7 +6,7 @@ use std::sync::{LazyLock, Mutex};
 
 use octavo_kernels::emulation::{BankUse, Order};
 use octavo_kernels::manifest::{self, Chip, Dtype, Instance};
-use octavo_kernels::params::{AttentionParams, KV_BLOCK, PagedDecodeParams};
+use octavo_kernels::params::{AttentionParams, KV_BLOCK, LATENT_ROWS, PagedDecodeParams};
 use octavo_kernels::plan::{DecodePlan, PrefillPlan};
 use octavo_ops::testing::TestRng;
 
@@ -41,6 +41,8 @@ pub(crate) struct Setup {
     pub(crate) sinks: bool,
     /// Whether queries see all keys of their sequence.
     pub(crate) bidirectional: bool,
+    /// Number of elements of a value, if values are the first elements of the keys.
+    pub(crate) prefix: Option<usize>,
     pub(crate) path: Path,
 }
 
@@ -64,6 +66,19 @@ impl Setup {
         self.kv_heads * self.size
     }
 
+    fn value_size(&self) -> usize {
+        self.prefix.unwrap_or(self.size)
+    }
+
+    pub(crate) fn out_cols(&self) -> usize {
+        self.q_heads * self.value_size()
+    }
+
+    /// Returns the number of planes of a layer in the cache: keys, and values if they are no part of them.
+    fn planes(&self) -> usize {
+        if self.prefix.is_some() { 1 } else { 2 }
+    }
+
     fn scale(&self) -> f32 {
         1.0 / (self.size as f32).sqrt()
     }
@@ -75,12 +90,17 @@ impl Setup {
 
     pub(crate) fn sequence(&self, len: usize, rng: &mut TestRng) -> Sequence {
         let mut array = |cols| Array::random(self.dtype, len * cols, rng);
-        Sequence { q: array(self.q_cols()), k: array(self.kv_cols()), v: array(self.kv_cols()) }
+        let (q, k) = (array(self.q_cols()), array(self.kv_cols()));
+        Sequence { v: if self.prefix.is_some() { k.clone() } else { array(self.kv_cols()) }, q, k }
     }
 
     fn instances(&self) -> Vec<Instance> {
         match self.path {
-            Path::Plain => vec![manifest::paged_attention(self.dtype)],
+            Path::Plain => vec![manifest::paged_attention(self.dtype, self.size)],
+            Path::Fast { chip, .. } if let Some(rank) = self.prefix => {
+                let of = |make: fn(_, _, _) -> Option<Instance>| make(chip, self.dtype, (rank, self.size));
+                [manifest::latent_prefill, manifest::latent_decode].map(|make| of(make).expect("a kernel")).to_vec()
+            }
             Path::Fast { chip, .. } => {
                 let prefill = manifest::paged_prefill(chip, self.dtype, self.size).expect("a prefill kernel");
                 if self.bidirectional {
@@ -96,8 +116,8 @@ impl Setup {
     fn expected(&self, [q, k, v]: [&[f64]; 3], position: usize) -> Vec<f64> {
         let first = self.window.map_or(0, |w| (position + 1).saturating_sub(w));
         let last = if self.bidirectional { k.len() / self.kv_cols() - 1 } else { position };
-        let mut out = vec![0.0; self.q_cols()];
-        for (head, out) in out.chunks_mut(self.size).enumerate() {
+        let mut out = vec![0.0; self.out_cols()];
+        for (head, out) in out.chunks_mut(self.value_size()).enumerate() {
             let q = &q[position * self.q_cols() + head * self.size..][..self.size];
             let kv_head = head / (self.q_heads / self.kv_heads);
             let at = |key| key * self.kv_cols() + kv_head * self.size;
@@ -124,7 +144,7 @@ impl Setup {
         for ((sequence, positions), output) in chunks.iter().zip(outputs) {
             let [q, k, v] = [&sequence.q, &sequence.k, &sequence.v].map(Array::values);
             for (i, position) in positions.clone().enumerate() {
-                let got = output.range(i * self.q_cols()..(i + 1) * self.q_cols());
+                let got = output.range(i * self.out_cols()..(i + 1) * self.out_cols());
                 let label = format!("{self:?}, position {position} of {positions:?}");
                 assert_near(&got, &self.expected([&q, &k, &v], position), tolerance, &label);
             }
@@ -189,7 +209,7 @@ impl<'a> Step<'a> {
             setup,
             rows: Vec::new(),
             q: Array::poisoned(setup.dtype, chunks.iter().map(|(_, p)| p.len()).sum::<usize>() * setup.q_cols()),
-            cache: Array::poisoned(setup.dtype, blocks * Self::LAYERS * 2 * KV_BLOCK * setup.kv_cols()),
+            cache: Array::poisoned(setup.dtype, blocks * Self::LAYERS * setup.planes() * KV_BLOCK * setup.kv_cols()),
             sinks: setup.sinks(),
             table: Vec::new(),
             table_stride,
@@ -205,7 +225,9 @@ impl<'a> Step<'a> {
                 let at = step.slot(row[key / KV_BLOCK] as usize, key % KV_BLOCK);
                 let cols = key * setup.kv_cols()..(key + 1) * setup.kv_cols();
                 step.cache.copy_from(at, &sequence.k, cols.clone());
-                step.cache.copy_from(at + KV_BLOCK * setup.kv_cols(), &sequence.v, cols);
+                if setup.prefix.is_none() {
+                    step.cache.copy_from(at + KV_BLOCK * setup.kv_cols(), &sequence.v, cols);
+                }
             }
             step.table.extend(&row);
             step.table.resize(step.table.len() + table_stride - row.len(), 0);
@@ -234,7 +256,7 @@ impl<'a> Step<'a> {
     /// Returns the index of the key of a slot in the cache; its value follows one plane later.
     fn slot(&self, block: usize, offset: usize) -> usize {
         let plane = KV_BLOCK * self.setup.kv_cols();
-        (block * Self::LAYERS + 1) * 2 * plane + offset * self.setup.kv_cols()
+        (block * Self::LAYERS + 1) * self.setup.planes() * plane + offset * self.setup.kv_cols()
     }
 
     /// Returns parameters shared by all kernels, with an output and a plan.
@@ -244,14 +266,14 @@ impl<'a> Step<'a> {
         AttentionParams {
             out,
             q: self.q.ptr(),
-            k_cache: layer(2),
-            v_cache: layer(3),
+            k_cache: layer(self.setup.planes()),
+            v_cache: layer(2 * self.setup.planes() - 1),
             block_table: address(&self.table),
             query_start: address(&self.query_start),
             seq_lens: address(&self.seq_lens),
             plan,
             sinks: self.sinks.as_deref().map_or(0, address),
-            block_stride: (Self::LAYERS * 2 * plane) as u64,
+            block_stride: (Self::LAYERS * self.setup.planes() * plane) as u64,
             table_stride: self.table_stride as u32,
             sequences: self.seq_lens.len() as u32,
             q_heads: self.setup.q_heads as u32,
@@ -261,13 +283,14 @@ impl<'a> Step<'a> {
             scale: self.setup.scale(),
             softcap: self.setup.softcap.unwrap_or(0.0),
             bidirectional: u32::from(self.setup.bidirectional),
-            reserved: 0,
+            value_size: self.setup.value_size() as u32,
         }
     }
 
     fn run(&self, order: Order) -> Vec<Array> {
         let (kernels, instances) = (kernels(self.setup), self.setup.instances());
-        let mut out = Array::poisoned(self.setup.dtype, self.q.len());
+        let rows = self.q.len() / self.setup.q_cols();
+        let mut out = Array::poisoned(self.setup.dtype, rows * self.setup.out_cols());
         match self.setup.path {
             Path::Plain => {
                 let params = self.params(out.ptr_mut(), 0);
@@ -285,12 +308,16 @@ impl<'a> Step<'a> {
                 };
                 if tiles > 0 {
                     let params = self.params(out.ptr_mut(), address(&plan));
-                    launch(kernels, order, &instances[0], params.prefill_grid(tiles), &params);
+                    let grid = match self.setup.prefix {
+                        None => params.prefill_grid(tiles),
+                        Some(_) => params.latent_prefill_grid(tiles),
+                    };
+                    launch(kernels, order, &instances[0], grid, &params);
                 }
             }
         }
         let array = |rows: &Range<usize>| {
-            let cols = self.setup.q_cols();
+            let cols = self.setup.out_cols();
             let mut array = Array::poisoned(self.setup.dtype, rows.len() * cols);
             array.copy_from(0, &out, rows.start * cols..rows.end * cols);
             array
@@ -306,7 +333,7 @@ impl<'a> Step<'a> {
             return;
         }
         let partials = splits as usize * setup.q_heads;
-        let mut partial_out = Array::poisoned(Dtype::F32, partials * setup.size);
+        let mut partial_out = Array::poisoned(Dtype::F32, partials * setup.value_size());
         let mut partial_sums = Array::poisoned(Dtype::F32, partials * 2);
         let mut params = PagedDecodeParams {
             partial_out: partial_out.ptr_mut(),
@@ -314,7 +341,10 @@ impl<'a> Step<'a> {
             tickets: 0,
             attention: self.params(out.ptr_mut(), address(&plan)),
         };
-        let tile = manifest::decode_head_tile(setup.q_heads / setup.kv_heads);
+        let tile = match setup.prefix {
+            None => manifest::decode_head_tile(setup.q_heads / setup.kv_heads),
+            Some(_) => LATENT_ROWS,
+        };
         let grid = params.grid(tile, columns);
         let mut tickets = vec![0u32; self.seq_lens.len() * grid[1] as usize];
         params.tickets = address_mut(&mut tickets);
@@ -330,7 +360,7 @@ pub(crate) fn setups() -> Vec<Setup> {
         // A setup that does not run on this device is replaced by a similar one.
         let dtype = if dtypes().contains(&dtype) { dtype } else { Dtype::F16 };
         let path = if path == Path::AMPERE && !has_sm80() { Path::VOLTA } else { path };
-        Setup { dtype, q_heads, kv_heads, size, window, softcap, sinks, bidirectional, path }
+        Setup { dtype, q_heads, kv_heads, size, window, softcap, sinks, bidirectional, prefix: None, path }
     };
     vec![
         setup(Dtype::Bf16, (4, 1), 128, Path::AMPERE),
@@ -354,7 +384,7 @@ pub(crate) fn with_options(setup: Setup, rng: &mut TestRng) -> Setup {
 }
 
 /// Checks a step of decodes and chunks of random length, at random offsets.
-fn check_drawn_step(setup: &Setup, rng: &mut TestRng, longest: usize) {
+pub(crate) fn check_drawn_step(setup: &Setup, rng: &mut TestRng, longest: usize) {
     let sequences: Vec<(Sequence, Range<usize>)> = (0..1 + rng.below(4))
         .map(|_| {
             let end = 1 + rng.below(longest);
@@ -385,7 +415,18 @@ fn every_setup() -> Vec<Setup> {
         for (size, q_heads) in manifest::HEAD_SIZES.into_iter().flat_map(|size| [1, 2, 4, 8].map(|group| (size, group)))
         {
             let (window, softcap, sinks, bidirectional) = (None, None, false, false);
-            let setup = |path| Setup { dtype, q_heads, kv_heads: 1, size, window, softcap, sinks, bidirectional, path };
+            let setup = |path| Setup {
+                dtype,
+                q_heads,
+                kv_heads: 1,
+                size,
+                window,
+                softcap,
+                sinks,
+                bidirectional,
+                prefix: None,
+                path,
+            };
             all.extend(has_sm80().then(|| setup(Path::AMPERE)));
             all.extend((dtype == Dtype::F16).then(|| setup(Path::VOLTA)));
         }
@@ -412,8 +453,18 @@ fn segment_setups() -> Vec<Setup> {
     for dtype in dtypes() {
         for size in manifest::PREFILL_HEAD_SIZES {
             let (window, softcap, sinks, bidirectional) = (None, None, false, true);
-            let setup =
-                |path| Setup { dtype, q_heads: 4, kv_heads: 2, size, window, softcap, sinks, bidirectional, path };
+            let setup = |path| Setup {
+                dtype,
+                q_heads: 4,
+                kv_heads: 2,
+                size,
+                window,
+                softcap,
+                sinks,
+                bidirectional,
+                prefix: None,
+                path,
+            };
             all.push(setup(Path::Plain));
             all.extend((dtype != Dtype::F32 && has_sm80()).then(|| setup(Path::AMPERE)));
             all.extend((dtype == Dtype::F16).then(|| setup(Path::VOLTA)));

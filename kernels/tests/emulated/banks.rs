@@ -5,6 +5,7 @@ use octavo_kernels::manifest::{self, Chip, Dtype, GemmTile};
 
 use crate::attention::{Path, Setup, setups};
 use crate::common::rng;
+use crate::latent;
 use crate::launcher::Kernels;
 use crate::linear::Case;
 
@@ -52,5 +53,19 @@ fn prefill_seldom_meets_in_a_bank() {
         let found = conflicts(bank_use);
         println!("{} {}: {found:.1}", if volta { "sm_70" } else { "sm_80" }, setup.size);
         assert!(found <= most, "{setup:?}: {found:.1} conflicts in a hundred phases");
+    }
+}
+
+#[test]
+fn latent_attention_meets_in_no_bank() {
+    let rng = &mut rng();
+    for setup in latent::setups(16).into_iter().filter(|setup| setup.path != Path::Plain) {
+        let sequence = setup.sequence(64, rng);
+        for positions in [0..64, 63..64] {
+            let Some(bank_use) = setup.bank_use(&[(&sequence, positions.clone())]) else { return };
+            let found = conflicts(bank_use);
+            println!("{:?}, {positions:?}: {found:.1}", setup.dtype);
+            assert!(found <= 0.0, "{setup:?}, {positions:?}: {found:.1} conflicts in a hundred phases");
+        }
     }
 }

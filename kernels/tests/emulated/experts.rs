@@ -183,7 +183,9 @@ fn check_linear(dtype: Dtype, format: Option<QuantFormat>, rng: &mut TestRng) {
             share: share as u32,
             column: column as u32,
             out_stride: stride as u32,
-            bias_stride: stride as u32,
+            input_stride: k as u32,
+            heads: 0,
+            tokens: 0,
         };
         launch(&KERNELS, order, &instance, params.grid(pairs as u32, experts as u32), &params);
         out
@@ -200,6 +202,47 @@ fn check_linear(dtype: Dtype, format: Option<QuantFormat>, rng: &mut TestRng) {
     };
     let expected: Vec<f64> = (0..pairs * stride).map(|i| value((i / stride, i % stride))).collect();
     assert_near(&out.values(), &expected, 4.0 * Tolerance::Elementwise.of(dtype), &instance.name);
+}
+
+/// Checks the products of heads, which use some of the columns of their input and output.
+fn check_heads(dtype: Dtype, format: Option<QuantFormat>, rng: &mut TestRng) {
+    let (heads, n, tokens) = (1 + rng.below(4), 1 + rng.below(20), 1 + rng.below(10));
+    let k = format.map_or(8, QuantFormat::block_elements) * (1 + rng.below(2));
+    let (width, stride) = (k + 8 * rng.below(3), n + rng.below(4));
+    let input = Array::random(dtype, tokens * heads * width, rng);
+    let plain = Array::random(dtype, heads * n * k, rng);
+    let quantised = format.map(|format| Weight::draw(rng, format, heads * n, k));
+    let values = quantised.as_ref().map_or_else(|| plain.values(), |weight| weight.values.clone());
+    let instance = manifest::expert_linear(format, dtype);
+    let out = in_every_order(|order| {
+        let mut out = Array::of(dtype, &vec![0.0; tokens * heads * stride]);
+        let params = ExpertLinearParams {
+            quant: quantised.as_ref().map_or_else(QuantWeight::default, |w| w.layout.planes(address(&w.memory))),
+            weight: plain.ptr(),
+            input: input.ptr(),
+            out: out.ptr_mut(),
+            n: n as u32,
+            k: k as u32,
+            share: 1,
+            input_stride: width as u32,
+            out_stride: stride as u32,
+            heads: heads as u32,
+            tokens: tokens as u32,
+            ..ExpertLinearParams::default()
+        };
+        launch(&KERNELS, order, &instance, params.head_grid(), &params);
+        out
+    });
+    let value = |i: usize| {
+        let (row, column) = (i / stride, i % stride);
+        if column >= n {
+            return 0.0;
+        }
+        let weight = &values[(row % heads * n + column) * k..][..k];
+        input.range(row * width..row * width + k).iter().zip(weight).map(|(x, w)| x * w).sum()
+    };
+    let expected: Vec<f64> = (0..tokens * heads * stride).map(value).collect();
+    assert_near(&out.values(), &expected, 4.0 * Tolerance::Elementwise.of(dtype), "heads");
 }
 
 fn check_sum(dtype: Dtype, rng: &mut TestRng) {
@@ -261,8 +304,10 @@ fn products_are_those_of_the_experts() {
     let mut rng = rng();
     for dtype in dtypes() {
         (0..8).for_each(|_| check_linear(dtype, None, &mut rng));
+        (0..8).for_each(|_| check_heads(dtype, None, &mut rng));
         for format in QuantFormat::ALL {
             (0..3).for_each(|_| check_linear(dtype, Some(format), &mut rng));
+            check_heads(dtype, Some(format), &mut rng);
         }
     }
 }

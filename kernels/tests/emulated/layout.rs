@@ -6,9 +6,9 @@ use octavo_kernels::emulation::Order;
 use octavo_kernels::manifest::{Chips, Instance};
 use octavo_kernels::params::{
     ActParams, AttentionParams, CopyBlocksParams, DequantizeParams, EmbedParams, EmbedTapsParams, ExpertLinearParams,
-    ExpertSumParams, FillParams, GateRowsParams, GatherRowsParams, GluParams, LinearParams, MediaRowsParams,
-    NormParams, PagedDecodeParams, Params, PatchesParams, QkvPostParams, QuantLinearParams, QuantWeight,
-    QuantizeParams, RouteParams, SamplingParams, SamplingRow, SortExpertsParams,
+    ExpertSumParams, FillParams, GateRowsParams, GatherRowsParams, GluParams, LatentPostParams, LinearParams,
+    MediaRowsParams, NormParams, PagedDecodeParams, Params, PatchesParams, QkvPostParams, QuantLinearParams,
+    QuantWeight, QuantizeParams, RouteParams, SamplingParams, SamplingRow, SortExpertsParams,
 };
 use octavo_kernels::sources::Source;
 
@@ -41,6 +41,7 @@ fn structs_lie_as_in_c() {
     check(layout::<EmbedTapsParams>);
     check(layout::<MediaRowsParams>);
     check(layout::<QkvPostParams>);
+    check(layout::<LatentPostParams>);
     check(layout::<AttentionParams>);
     check(layout::<PagedDecodeParams>);
     check(layout::<LinearParams>);

@@ -10,6 +10,7 @@ mod device;
 mod experts;
 mod fill;
 mod images;
+mod latent;
 mod launcher;
 mod layout;
 mod linear;

@@ -238,7 +238,7 @@ fn check_code(instance: &Instance, chip: Chip, code: &[String]) {
         let step = |c: &[String]| count(c, "LDG.E", ".128") >= 4 && count(c, "SHFL", "") >= 12;
         assert!(stretches(code).any(step), "{context}: branches part the loads, or the shuffles, of a step");
     }
-    if instance.source == sources::ATTENTION_PREFILL {
+    if [sources::ATTENTION_PREFILL, sources::ATTENTION_LATENT].contains(&instance.source) {
         let tile = |c: &[String]| count(c, "LDGSTS", ".128") >= 4 && count(c, "LDG.E", "") >= 4;
         assert!(stretches(code).any(tile), "{context}: branches part the lookups of a tile");
     }

@@ -2,8 +2,8 @@
 //! once: a CTA that waits for another to end costs a second wave, up to twice the time of the kernel. The registers and
 //! the shared memory are those of the budget, so the check needs neither a compiler nor a GPU.
 
-use octavo_kernels::manifest::{self, Chip, Dtype, HEAD_SIZES, Instance};
-use octavo_kernels::params::{AttentionParams, FILL_CTAS, FillParams, PagedDecodeParams};
+use octavo_kernels::manifest::{self, Chip, Dtype, HEAD_SIZES, Instance, LATENT_SIZES};
+use octavo_kernels::params::{AttentionParams, FILL_CTAS, FillParams, LATENT_ROWS, PagedDecodeParams};
 use octavo_kernels::plan::{DecodePlan, decode_columns, split_tokens};
 use octavo_kernels::sources::{self, SOURCES};
 use octavo_kernels::usage::{Usage, occupancy};
@@ -20,16 +20,25 @@ fn resident(budget: &Budget, chip: Chip, instance: &Instance) -> u32 {
     occupancy(chip, usage, instance.threads, instance.dynamic_shared).expect("the chip's limits are known")
 }
 
+/// Numbers and lengths of sequences.
+const LOADS: [(usize, u32); 5] = [(1, 300), (1, 131_072), (32, 4096), (7, 5000), (256, 1024)];
+
+/// Query heads that a CTA of decode attention processes, and CTAs that a multiprocessor holds.
+#[derive(Clone, Copy)]
+struct Tile {
+    heads: u32,
+    resident: u32,
+}
+
 /// Returns the grid of decode attention for sequences of these lengths.
-fn decode_grid([q_heads, kv_heads]: [u32; 2], lengths: &[u32], processors: u32) -> [u32; 3] {
+fn decode_grid([q_heads, kv_heads]: [u32; 2], tile: Tile, lengths: &[u32], processors: u32) -> [u32; 3] {
     let params = PagedDecodeParams {
         attention: AttentionParams { q_heads, kv_heads, ..AttentionParams::default() },
         ..PagedDecodeParams::default()
     };
-    let tile = manifest::decode_head_tile((q_heads / kv_heads) as usize);
     let starts: Vec<u32> = (0..=lengths.len() as u32).collect();
     let splits = DecodePlan::write(&starts, lengths, split_tokens, &mut Vec::new()).splits;
-    params.grid(tile, decode_columns(params.rows(tile), tile, processors, splits))
+    params.grid(tile.heads, decode_columns(params.rows(tile.heads), tile.resident, processors, splits))
 }
 
 #[test]
@@ -46,12 +55,11 @@ fn decode_attention_runs_in_one_wave() {
                 let instance =
                     manifest::paged_decode(dtype, head_size, group as usize).expect("there is such a kernel");
                 let held = resident(&budget, chip, &instance);
-                for (&processors, lengths) in devices
-                    .iter()
-                    .flat_map(|p| [(1, 300), (1, 131_072), (32, 4096), (7, 5000), (256, 1024)].map(|l| (p, l)))
-                {
+                let heads = manifest::decode_head_tile(group as usize);
+                let tile = Tile { heads, resident: manifest::decode_ctas(heads) };
+                for (&processors, lengths) in devices.iter().flat_map(|p| LOADS.map(|l| (p, l))) {
                     let lengths = vec![lengths.1; lengths.0];
-                    let [x, y, z] = decode_grid([kv_heads * group, kv_heads], &lengths, processors);
+                    let [x, y, z] = decode_grid([kv_heads * group, kv_heads], tile, &lengths, processors);
                     let context = format!("{} on {} of {processors}: grid {x} x {y}", instance.name, chip.arch());
                     // One column is the minimum: on a slice of a GPU some models have more heads than it holds CTAs.
                     assert!(x * y * z <= processors * held || x == 1, "{context}, {held} resident");
@@ -61,6 +69,28 @@ fn decode_attention_runs_in_one_wave() {
         }
     }
     assert!(checked > 1000, "{checked}");
+}
+
+#[test]
+fn latent_attention_runs_in_one_wave() {
+    let budget = budget();
+    let mut checked = 0;
+    for (chip, devices) in PROCESSORS {
+        for (dtype, sizes) in [Dtype::F16, Dtype::Bf16].into_iter().flat_map(|d| LATENT_SIZES.map(|sizes| (d, sizes))) {
+            let Some(instance) = manifest::latent_decode(chip, dtype, sizes) else { continue };
+            let held = resident(&budget, chip, &instance);
+            let tile = Tile { heads: LATENT_ROWS, resident: manifest::latent_ctas(chip) };
+            assert!(held >= tile.resident, "{} on {}: {held} resident", instance.name, chip.arch());
+            for (&processors, lengths) in devices.iter().flat_map(|p| LOADS.map(|l| (p, l))) {
+                for q_heads in [16, 20, 128] {
+                    let [x, y, z] = decode_grid([q_heads, 1], tile, &vec![lengths.1; lengths.0], processors);
+                    assert!(x * y * z <= processors * held || x == 1, "{}: grid {x} x {y}", instance.name);
+                    checked += 1;
+                }
+            }
+        }
+    }
+    assert!(checked > 100, "{checked}");
 }
 
 #[test]
@@ -81,5 +111,5 @@ fn made_up_weights_are_written_in_one_wave() {
 fn no_other_kernel_shares_work_among_a_fixed_number_of_blocks() {
     let strides = |text: &str| text.contains("gridDim.x");
     let found: Vec<_> = SOURCES.iter().copied().filter(|source| strides(source.text)).collect();
-    assert_eq!(found, [sources::ATTENTION_DECODE, sources::FILL]);
+    assert_eq!(found, [sources::ATTENTION_DECODE, sources::ATTENTION_LATENT, sources::FILL]);
 }

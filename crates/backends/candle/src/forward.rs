@@ -2,9 +2,9 @@
 
 use candle_core::{Device, Result, Tensor, bail};
 use octavo_ops::{
-    BackendError, BufferId, Embed, EmbedIds, EncodeBatch, HeadShape, KvPlace, LatentPost, Limits, Linear, Logits,
-    NormKind, NormOp, Op, PoolKind, PoolRows, Program, ProgramKind, QkNorm, QkvPost, Residual, Route, Rows, StepBatch,
-    WeightId,
+    BackendError, BufferId, Embed, EmbedIds, EncodeBatch, HeadLinear, HeadShape, KvPlace, LatentPost, Limits, Linear,
+    Logits, NormKind, NormOp, Op, PoolKind, PoolRows, Program, ProgramKind, QkNorm, QkvPost, Residual, Route, Rows,
+    StepBatch, WeightId,
 };
 
 use crate::attention::Attention;
@@ -105,10 +105,7 @@ impl<'a> Forward<'a> {
             Op::Norm(op) => self.norm(op)?,
             Op::Linear(op) => self.linear(op)?,
             Op::QkvPost(op) => self.qkv_post(op)?,
-            Op::HeadLinear(op) => {
-                let cols = self.program.buffers[op.out.0].cols;
-                latent::head_linear(self.buffer(op.input)?, self.weight(op.weight), op.heads, cols)?
-            }
+            Op::HeadLinear(op) => self.head_linear(op)?,
             Op::LatentPost(op) => self.latent_post(op)?,
             Op::PagedAttention(op) => self.attention(
                 op.q,
@@ -327,6 +324,11 @@ impl<'a> Forward<'a> {
             self.kv[group].write(layer, Half::Value, slot, v);
         }
         q.contiguous()
+    }
+
+    fn head_linear(&self, op: &HeadLinear) -> Result<Tensor> {
+        let cols = self.program.buffers[op.out.0].cols;
+        latent::head_linear(self.buffer(op.input)?, self.weight(op.weight), op.heads, cols)
     }
 
     fn latent_post(&mut self, op: &LatentPost) -> Result<Tensor> {

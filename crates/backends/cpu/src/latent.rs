@@ -87,34 +87,52 @@ impl Forward<'_> {
         let angles = Angles::new(self.plan, scratch, op.rope);
         let cache = scratch.caches[op.group][op.layer];
         let [q, kv, out] = [op.q, op.kv, op.out].map(|id| scratch.rows[id.0]);
-        let (rank, slots) = (op.heads.value_dim(), &self.batch.slot_mapping[op.group]);
-        let rotated = op.heads.dim - rank;
-        let width = q.cols / op.heads.q;
-        let norm = rows::Norm { kind: NormKind::Rms, weight: &op.norm, bias: None, eps: op.eps };
+        let slots = &self.batch.slot_mapping[op.group];
         worker.share(scratch.blocks.len(), |task| {
             let Run { first, count, .. } = scratch.blocks[task];
-            for row in first..first + count {
+            for (row, &slot) in slots.iter().enumerate().skip(first).take(count) {
                 // SAFETY: the caller guarantees this; a run's rows and its block belong to this thread, and the tables
                 // were written before the last barrier.
                 unsafe {
-                    for head in 0..op.heads.q {
-                        let q = q.read(Span { row, from: (head + 1) * width - rotated, len: rotated });
-                        let from = head * op.heads.dim + rank;
-                        let out = out.write(Span { row, from, len: rotated });
-                        out.copy_from_slice(q);
-                        angles.rotate(self.isa, row, out, rotated);
-                    }
+                    self.rotate_queries(op, row, (q, out), &angles);
                     ROW.with_borrow_mut(|key| {
-                        let x = kv.read(kv.span(row));
-                        key.resize(x.len(), 0.0);
-                        self.isa.norm(&x[..rank], norm, &mut key[..rank]);
-                        key[rank..].copy_from_slice(&x[rank..]);
-                        angles.rotate(self.isa, row, &mut key[rank..], rotated);
-                        self.keep_latent(cache, slots[row], key);
+                        self.complete_key(op, row, kv.read(kv.span(row)), &angles, key);
+                        self.keep_latent(cache, slot, key);
                     });
                 }
             }
         });
+    }
+
+    /// Copies the last columns of each head of a row and rotates them.
+    ///
+    /// # Safety
+    /// During the call, no other thread may write the queries or the tables, or use the row of the output.
+    unsafe fn rotate_queries(&self, op: &Post, row: usize, (q, out): (Rows, Rows), angles: &Angles) {
+        let (width, rotated) = (q.cols / op.heads.q, op.heads.dim - op.heads.value_dim());
+        for head in 1..=op.heads.q {
+            let last = |width: usize| Span { row, from: head * width - rotated, len: rotated };
+            // SAFETY: the caller guarantees this.
+            unsafe {
+                let out = out.write(last(op.heads.dim));
+                out.copy_from_slice(q.read(last(width)));
+                angles.rotate(self.isa, row, out, rotated);
+            }
+        }
+    }
+
+    /// Normalises the latent and rotates the key beside it.
+    ///
+    /// # Safety
+    /// During the call, no other thread may write the tables.
+    unsafe fn complete_key(&self, op: &Post, row: usize, x: &[f32], angles: &Angles, key: &mut Vec<f32>) {
+        let rank = op.heads.value_dim();
+        let norm = rows::Norm { kind: NormKind::Rms, weight: &op.norm, bias: None, eps: op.eps };
+        key.resize(x.len(), 0.0);
+        self.isa.norm(&x[..rank], norm, &mut key[..rank]);
+        key[rank..].copy_from_slice(&x[rank..]);
+        // SAFETY: the caller guarantees this.
+        unsafe { angles.rotate(self.isa, row, &mut key[rank..], x.len() - rank) };
     }
 
     /// Writes a row of the cache.

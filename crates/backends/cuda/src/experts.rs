@@ -132,7 +132,9 @@ impl Lowering<'_> {
                 share: if self.rows(op.input) == Rows::Tokens { chosen } else { 1 },
                 column,
                 out_stride: stride,
-                bias_stride: stride,
+                input_stride: self.cols(op.input),
+                heads: 0,
+                tokens: 0,
             };
             let instance = manifest::expert_linear(part.quant.map(|(format, _)| format), self.setting.dtype);
             products.push((self.instances.id(instance), params));

@@ -154,11 +154,12 @@ impl Machine {
             }
             Stage::Image(stage) => self.image(stage, step),
             Stage::Experts(stage) => self.experts(stage, step),
+            Stage::Latent(stage) => self.latent(stage, step),
         }
     }
 
     /// Returns the addresses of a layer's keys and values in block 0, and the number of elements in a block.
-    fn cache(&self, layer: CacheLayer, step: &Step<'_>) -> (u64, u64, u64) {
+    pub(crate) fn cache(&self, layer: CacheLayer, step: &Step<'_>) -> (u64, u64, u64) {
         let Cache { address, block_elements, .. } = step.caches[layer.group];
         (address + layer.keys * self.element, address + layer.values * self.element, block_elements)
     }
@@ -208,17 +209,17 @@ impl Machine {
                 let params = fill(params, shape.prefill_plan());
                 self.launch(*kernel, params.prefill_grid(shape.tiles as u32), &params)
             }
-            Attention::Planned { decode, head_tile, prefill, params } => {
+            Attention::Planned { decode, head_tile, resident, prefill, prefill_grid, params } => {
                 if shape.splits > 0 {
                     let filled = fill(&params.attention, shape.decode_plan());
                     let params = PagedDecodeParams { attention: filled, ..*params };
                     let (processors, rows) = (self.gpu.info().processors, params.rows(*head_tile));
-                    let columns = decode_columns(rows, *head_tile, processors, shape.splits as u32);
+                    let columns = decode_columns(rows, *resident, processors, shape.splits as u32);
                     self.launch(*decode, params.grid(*head_tile, columns), &params)?;
                 }
                 if shape.tiles > 0 {
                     let params = fill(&params.attention, shape.prefill_plan());
-                    self.launch(*prefill, params.prefill_grid(shape.tiles as u32), &params)?;
+                    self.launch(*prefill, prefill_grid(&params, shape.tiles as u32), &params)?;
                 }
                 Ok(())
             }

@@ -102,7 +102,7 @@ impl Lowering<'_> {
         let attention = match prefill {
             Some(instance) => Attention::Segment { kernel: self.instances.id(instance), params },
             None => {
-                let kernel = self.instances.id(manifest::paged_attention(self.setting.dtype));
+                let kernel = self.instances.id(manifest::paged_attention(self.setting.dtype, op.heads.dim));
                 Attention::Plain { kernel, params }
             }
         };

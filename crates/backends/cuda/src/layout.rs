@@ -3,9 +3,9 @@
 use std::borrow::Cow;
 
 use octavo_kernels::manifest::Dtype;
-use octavo_kernels::params::{KV_BLOCK, SamplingRow};
+use octavo_kernels::params::{KV_BLOCK, MAX_HEAD_SIZE, MAX_LATENT_SIZE, SamplingRow};
 use octavo_kernels::plan::{PrefillPlan, most_splits};
-use octavo_ops::{BackendError, BufferId, HeadShape, KvGroup, Op, Program, ProgramKind, Rope, Rows};
+use octavo_ops::{BackendError, BufferId, HeadShape, KvGroup, Op, Program, ProgramKind, Rope, Rows, Values};
 
 use crate::CudaConfig;
 use crate::arena::{Plan, Region};
@@ -235,7 +235,7 @@ fn routings(program: &Program, limits: &Limits, plan: &mut Plan) -> Vec<(BufferI
 fn ropes(program: &Program, limits: &Limits, plan: &mut Plan) -> Vec<RopeTables> {
     let mut ropes: Vec<RopeTables> = Vec::new();
     for op in &program.ops {
-        let Op::QkvPost(octavo_ops::QkvPost { rope: Some(rope), .. }) = op else { continue };
+        let Some(rope) = op.rope() else { continue };
         if !ropes.iter().any(|known| known.rope == *rope) {
             let pairs = rope.inv_freq.len();
             let bytes = (limits.positions * pairs * size_of::<f32>()) as u64;
@@ -277,17 +277,18 @@ pub(crate) fn patch_cols(program: &Program) -> usize {
     program.ops.iter().find_map(cols).unwrap_or(0)
 }
 
-/// Returns the maximum numbers of elements and of heads of q in a layer with a cache.
+/// Returns the maximum numbers of elements of the output and of heads of q in a layer with a cache.
 fn attention(program: &Program) -> Result<(u64, u64), BackendError> {
     let (mut elements, mut heads) = (0, 0);
-    for HeadShape { dim, .. } in kv_groups(program).iter().flat_map(|group| &group.layers) {
-        if *dim > octavo_kernels::params::MAX_HEAD_SIZE {
+    for HeadShape { dim, values, .. } in kv_groups(program).iter().flat_map(|group| &group.layers) {
+        let largest = if *values == Values::Own { MAX_HEAD_SIZE } else { MAX_LATENT_SIZE };
+        if *dim > largest {
             return Err(unsupported(format!("heads of {dim} elements")));
         }
     }
-    for &HeadShape { q, dim, .. } in program.kv_groups.iter().flat_map(|group| &group.layers) {
-        elements = elements.max((q * dim) as u64);
-        heads = heads.max(q as u64);
+    for shape in program.kv_groups.iter().flat_map(|group| &group.layers) {
+        elements = elements.max(shape.out_cols() as u64);
+        heads = heads.max(shape.q as u64);
     }
     Ok((elements, heads))
 }

@@ -27,6 +27,7 @@ mod encoder;
 mod experts;
 mod forward;
 mod images;
+mod latent;
 mod layout;
 mod libraries;
 mod linear;

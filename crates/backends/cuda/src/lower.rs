@@ -2,18 +2,19 @@
 
 use octavo_kernels::manifest::{self, Dtype};
 use octavo_kernels::params::{
-    AttentionParams, DequantizeParams, EmbedParams, GatherRowsParams, GluParams, KV_BLOCK, LinearParams, MAX_NORM_COLS,
-    NormParams, PagedDecodeParams, QkvPostParams,
+    AttentionParams, DequantizeParams, EmbedParams, GatherRowsParams, GluParams, KV_BLOCK, LATENT_ROWS, LinearParams,
+    MAX_NORM_COLS, NormParams, PagedDecodeParams, QkvPostParams,
 };
 use octavo_ops::{
     BackendError, BufferId, Embed, EmbedIds, GluKind, HeadShape, KvPlace, Linear, Logits, NormKind, NormOp, Op,
-    PagedAttention, Program, QkvPost, Residual, RopeStyle, Rows, WeightId,
+    PagedAttention, Program, QkvPost, Residual, Rope, RopeStyle, Rows, Values, WeightId,
 };
 
 use crate::arena::Arena;
 use crate::build::{Instances, KernelId};
 use crate::experts::ExpertStage;
 use crate::images::ImageStage;
+use crate::latent::LatentStage;
 use crate::layout::{Layout, kv_groups, logits_stride};
 use crate::linear::{Product, ProductPart, Setting, Wanted};
 use crate::unsupported;
@@ -32,6 +33,7 @@ pub(crate) enum Stage {
     Gather { kernel: KernelId, params: GatherRowsParams, rows: Rows },
     Image(ImageStage),
     Experts(ExpertStage),
+    Latent(LatentStage),
 }
 
 impl Stage {
@@ -45,7 +47,7 @@ impl Stage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CacheLayer {
     pub(crate) group: usize,
-    /// Offset in elements from a block's start to the layer's keys, and to its values.
+    /// Offset in elements from a block's start to the layer's keys, and to its values, which may be the same.
     pub(crate) keys: u64,
     pub(crate) values: u64,
 }
@@ -56,7 +58,17 @@ pub(crate) enum Attention {
     /// One kernel for all sequences, which reads every key in one order.
     Plain { kernel: KernelId, params: AttentionParams },
     /// One kernel for the sequences that decode, and one for those that prefill.
-    Planned { decode: KernelId, head_tile: u32, prefill: KernelId, params: PagedDecodeParams },
+    Planned {
+        decode: KernelId,
+        /// Number of query heads that a CTA of decode processes.
+        head_tile: u32,
+        /// Number of its CTAs that a multiprocessor holds at once.
+        resident: u32,
+        prefill: KernelId,
+        /// Returns the grid of prefill for a number of tiles in its plan.
+        prefill_grid: fn(&AttentionParams, u32) -> [u32; 3],
+        params: PagedDecodeParams,
+    },
     /// The kernel for prefill, over the one segment of an encoder's step.
     Segment { kernel: KernelId, params: AttentionParams },
 }
@@ -91,6 +103,8 @@ impl Lowering<'_> {
             Op::Norm(op) => self.norm(op)?,
             Op::Linear(op) => self.linear(op)?,
             Op::QkvPost(op) => self.qkv_post(op),
+            Op::HeadLinear(op) => self.head_linear(op)?,
+            Op::LatentPost(op) => self.latent_post(op)?,
             Op::PagedAttention(op) => self.attention(op),
             Op::Glu(op) => {
                 let kernel = self.instances.id(manifest::glu(dtype, activation(op.kind)));
@@ -120,7 +134,6 @@ impl Lowering<'_> {
             Op::Route(op) => self.route(op)?,
             Op::ExpertLinear(op) => self.expert_linear(op),
             Op::ExpertSum(op) => self.expert_sum(op),
-            Op::HeadLinear(_) | Op::LatentPost(_) => return Err(unsupported("latent attention")),
             Op::Sample { .. } => return Err(unsupported("sampling inside the forward pass")),
         })
     }
@@ -269,12 +282,25 @@ impl Lowering<'_> {
         self.cache_layer(0, layers.iter().position(|layer| layer == heads).unwrap_or(0))
     }
 
-    fn cache_layer(&self, group: usize, layer: usize) -> CacheLayer {
-        let half = |heads: &HeadShape| (KV_BLOCK * heads.kv_cols()) as u64;
+    pub(crate) fn cache_layer(&self, group: usize, layer: usize) -> CacheLayer {
         let groups = kv_groups(self.program);
         let layers = &groups[group].layers;
-        let keys = layers[..layer].iter().map(|heads| 2 * half(heads)).sum();
-        CacheLayer { group, keys, values: keys + half(&layers[layer]) }
+        let before: usize = layers[..layer].iter().map(|heads| heads.cache_cols()).sum();
+        let keys = (KV_BLOCK * before) as u64;
+        let values = match layers[layer].values {
+            Values::Own => keys + (KV_BLOCK * layers[layer].kv_cols()) as u64,
+            Values::Prefix(_) => keys,
+        };
+        CacheLayer { group, keys, values }
+    }
+
+    /// Returns the addresses of the cosines and sines of a rotary embedding, and of the streams of its pairs.
+    pub(crate) fn rope_tables(&self, rope: &Rope) -> (u64, u64, u64) {
+        let known = self.layout.ropes.iter().find(|known| known.rope == *rope);
+        known.map_or((0, 0, 0), |known| {
+            let streams = known.streams.map_or(0, |region| self.arena.at(region));
+            (self.arena.at(known.cosine), self.arena.at(known.sine), streams)
+        })
     }
 
     fn qkv_post(&mut self, op: &QkvPost) -> Stage {
@@ -283,12 +309,7 @@ impl Lowering<'_> {
             KvPlace::Step => self.step_layer(&op.heads),
         };
         let kernel = self.instances.id(manifest::qkv_post(self.setting.dtype));
-        let tables = op.rope.as_ref().and_then(|rope| {
-            let known = self.layout.ropes.iter().find(|known| known.rope == *rope)?;
-            let streams = known.streams.map_or(0, |region| self.arena.at(region));
-            Some((self.arena.at(known.cosine), self.arena.at(known.sine), streams))
-        });
-        let (cosine, sine, streams) = tables.unwrap_or((0, 0, 0));
+        let (cosine, sine, streams) = op.rope.as_ref().map_or((0, 0, 0), |rope| self.rope_tables(rope));
         let is_whole = |norm: &octavo_ops::QkNorm| self.program.weights[norm.q.0].elements() != op.heads.dim;
         let norm = op.norm.as_ref();
         let params = QkvPostParams {
@@ -320,13 +341,13 @@ impl Lowering<'_> {
             q_heads: heads.q as u32,
             kv_heads: heads.kv as u32,
             head_size: heads.dim as u32,
+            value_size: heads.value_dim() as u32,
             ..AttentionParams::default()
         }
     }
 
     fn attention(&mut self, op: &PagedAttention) -> Stage {
-        let Setting { chip, dtype, batch_invariant } = self.setting;
-        let HeadShape { q, kv, dim, .. } = op.heads;
+        let Setting { dtype, batch_invariant, .. } = self.setting;
         let params = AttentionParams {
             window: op.window.map_or(0, |window| u32::try_from(window).unwrap_or(0)),
             scale: op.scale,
@@ -334,18 +355,19 @@ impl Lowering<'_> {
             sinks: op.sinks.map_or(0, |id| self.vector(id)),
             ..self.attention_params(op.q, op.out, op.heads)
         };
-        let planned = manifest::paged_decode(dtype, dim, q / kv).zip(manifest::paged_prefill(chip, dtype, dim));
-        let attention = match planned.filter(|_| !batch_invariant) {
+        let attention = match self.planned(op.heads).filter(|_| !batch_invariant) {
             None => {
-                let kernel = self.instances.id(manifest::paged_attention(dtype));
+                let kernel = self.instances.id(manifest::paged_attention(dtype, op.heads.dim));
                 Attention::Plain { kernel, params }
             }
-            Some((decode, prefill)) => {
+            Some(PlannedKernels { decode, head_tile, resident, prefill, prefill_grid }) => {
                 let (sums, partial, tickets) = (self.layout.partial.1, self.layout.partial.0, self.layout.partial.2);
                 Attention::Planned {
                     decode: self.instances.id(decode),
-                    head_tile: manifest::decode_head_tile(q / kv),
+                    head_tile,
+                    resident,
                     prefill: self.instances.id(prefill),
+                    prefill_grid,
                     params: PagedDecodeParams {
                         partial_out: self.arena.at(partial),
                         partial_sums: self.arena.at(sums),
@@ -357,6 +379,37 @@ impl Lowering<'_> {
         };
         Stage::Attention { attention, cache: self.cache_layer(op.group, op.layer) }
     }
+
+    /// Returns the kernels of attention by a plan, if there are any for these heads.
+    fn planned(&self, heads: HeadShape) -> Option<PlannedKernels> {
+        let Setting { chip, dtype, .. } = self.setting;
+        let HeadShape { q, kv, dim, values } = heads;
+        match values {
+            Values::Own => Some(PlannedKernels {
+                decode: manifest::paged_decode(dtype, dim, q / kv)?,
+                head_tile: manifest::decode_head_tile(q / kv),
+                resident: manifest::decode_ctas(manifest::decode_head_tile(q / kv)),
+                prefill: manifest::paged_prefill(chip, dtype, dim)?,
+                prefill_grid: AttentionParams::prefill_grid,
+            }),
+            Values::Prefix(rank) => Some(PlannedKernels {
+                decode: manifest::latent_decode(chip, dtype, (rank, dim))?,
+                head_tile: LATENT_ROWS,
+                resident: manifest::latent_ctas(chip),
+                prefill: manifest::latent_prefill(chip, dtype, (rank, dim))?,
+                prefill_grid: AttentionParams::latent_prefill_grid,
+            }),
+        }
+    }
+}
+
+/// Kernels of attention by a plan.
+struct PlannedKernels {
+    decode: manifest::Instance,
+    head_tile: u32,
+    resident: u32,
+    prefill: manifest::Instance,
+    prefill_grid: fn(&AttentionParams, u32) -> [u32; 3],
 }
 
 /// Returns the kernels' name of an activation.

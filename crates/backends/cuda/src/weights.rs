@@ -23,7 +23,7 @@ pub(crate) enum Placed {
     Bias(Region, Region),
     /// A matrix for products, as row parts.
     Matrix(Vec<Part>),
-    /// The matrices of experts: each part has the rows of one part of every expert.
+    /// The matrices of experts or heads: each part has the rows of one part of every expert.
     Experts(Vec<Part>),
 }
 
@@ -66,7 +66,7 @@ const fn format_of(storage: StorageType) -> Option<QuantFormat> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Use {
     Matrix,
-    /// Matrices of so many experts.
+    /// Matrices of so many experts or heads.
     Experts(usize),
     Vector,
     Bias,
@@ -82,6 +82,8 @@ fn uses(program: &Program) -> Vec<Use> {
             Op::QkvPost(op) => {
                 op.norm.iter().flat_map(|norm| [norm.q, norm.k]).for_each(|id| mark(id, Use::Vector));
             }
+            Op::HeadLinear(op) => mark(op.weight, Use::Experts(op.heads)),
+            Op::LatentPost(op) => mark(op.norm, Use::Vector),
             Op::PagedAttention(op) => op.sinks.into_iter().for_each(|id| mark(id, Use::Vector)),
             // A router is in f32, whatever the element type.
             Op::Route(op) => {

@@ -94,6 +94,17 @@ pub struct KvShape {
     pub heads: u64,
     /// Size of a head.
     pub head_dim: u64,
+    /// Whether the values are a part of the keys (latent attention), so that the cache has one row for both.
+    #[serde(default)]
+    pub latent: bool,
+}
+
+impl KvShape {
+    /// Returns the number of elements of a token: keys, and values if they are no part of them.
+    const fn elements(&self) -> u64 {
+        let rows = if self.latent { 1 } else { 2 };
+        rows * self.layers * self.heads * self.head_dim
+    }
 }
 
 /// Kind of device, by its storage of weights and KV.
@@ -240,10 +251,10 @@ impl CatalogEntry {
     }
 
     /// Computes the expected content of the entry's memory table: weights are `weight_bytes` (candle: 4 bytes per
-    /// parameter), KV is 2 (key and value) × layers × KV heads × head size × element bytes × `context`. Layers with a
+    /// parameter), KV is 2 (key and value; 1 for latent attention) × layers × KV heads × head size × element bytes × `context`. Layers with a
     /// window count in full.
     pub fn memory_need(&self, device: DeviceKind, context: u32) -> MemoryNeed {
-        let elements = 2 * self.kv.layers * self.kv.heads * self.kv.head_dim * u64::from(context);
+        let elements = self.kv.elements() * u64::from(context);
         let weights = match device {
             DeviceKind::Candle => 4 * self.parameters,
             DeviceKind::Cpu | DeviceKind::Cuda => self.weight_bytes,

@@ -40,6 +40,7 @@ const FILES: &[(&str, &str)] = &[
     embedded!("granite-3.1-1b-a400m-instruct"),
     embedded!("gpt-oss-20b"),
     embedded!("mixtral-8x7b-instruct-v0.1"),
+    embedded!("deepseek-v2-lite-chat"),
     embedded!("qwen3-vl-8b-instruct"),
     embedded!("smolvlm-256m-instruct"),
 ];
@@ -104,7 +105,7 @@ mod tests {
         ] {
             assert_eq!(similar(name).first(), Some(&expected), "{name}");
         }
-        for name in ["gpt-9", "whisper", "deepseek-r1", "", "/"] {
+        for name in ["gpt-9", "whisper", "command-r", "", "/"] {
             assert_eq!(similar(name), [""; 0], "{name}");
         }
     }

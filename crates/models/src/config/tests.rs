@@ -1,4 +1,4 @@
-use octavo_ops::RopeStyle;
+use octavo_ops::{ExpertGroups, GroupScore, HeadShape, RopeStyle, RouteScores};
 use serde_json::{Value, json};
 
 use super::*;
@@ -238,6 +238,62 @@ fn experts_are_in_the_layers_that_each_family_s_rule_names() {
     assert!(error.contains("the number of experts"), "{error}");
     let error = read(minimal("mixtral", json!({}))).unwrap_err().to_string();
     assert!(error.contains("num_local_experts"), "{error}");
+}
+
+#[test]
+fn deepseek_s_defaults_are_those_of_its_classes() {
+    let config = read(minimal("deepseek_v2", json!({"num_experts_per_tok": 6}))).unwrap();
+    let attention = &config.layers[0].attention;
+    assert_eq!((attention.heads, attention.scale), (HeadShape::latent(4, 512, 64), (1.0 / 192f32.sqrt())));
+    let latent = attention.latent.unwrap();
+    assert_eq!((latent.query_rank, latent.value, latent.norm_eps), (Some(1536), 128, 1e-6));
+    assert_eq!((attention.rope.style, attention.rope.rotary_dim), (RopeStyle::GptJ, 64));
+    let experts = config.layers[0].experts.as_ref().unwrap();
+    assert_eq!((experts.count, experts.chosen, experts.groups, experts.normalise), (64, 6, None, false));
+    assert_eq!(experts.shared, Some(SharedExpertConfig { intermediate_size: 2 * 1407, gated: false }));
+
+    let config = read(minimal("deepseek_v3", json!({"rope_interleave": false, "q_lora_rank": null}))).unwrap();
+    assert_eq!(
+        config.layers.iter().map(|layer| layer.experts.is_some()).collect::<Vec<_>>(),
+        [false, false, false, true]
+    );
+    let experts = config.experts().unwrap();
+    assert_eq!((experts.count, experts.chosen, experts.scale), (256, 8, 2.5));
+    assert!(experts.scores == RouteScores::Sigmoid && experts.correction && experts.normalise);
+    assert_eq!(experts.groups, Some(ExpertGroups { count: 8, kept: 4, score: GroupScore::BestTwo }));
+    assert_eq!(config.layers[0].attention.rope.style, RopeStyle::NeoX);
+    assert_eq!(config.layers[0].attention.latent.unwrap().query_rank, None);
+}
+
+#[test]
+fn yarn_multiplies_deepseek_s_scores_by_the_square_of_its_magnitude() {
+    let scaling = json!({"type": "yarn", "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707,
+        "original_max_position_embeddings": 4096});
+    let config = json!({"num_experts_per_tok": 6, "max_position_embeddings": 163_840, "rope_scaling": scaling});
+    let config = read(minimal("deepseek_v2", config)).unwrap();
+    let attention = &config.layers[0].attention;
+    let magnitude = 0.1 * 0.707 * 40f64.ln() + 1.0;
+    assert!((f64::from(attention.scale) - magnitude * magnitude / 192f64.sqrt()).abs() < 1e-7);
+    assert!((attention.rope.frequencies(None).magnitude - 1.0).abs() < 1e-12);
+}
+
+#[test]
+fn variants_of_deepseek_that_are_not_served_are_named() {
+    let error = |more: Value| {
+        let mut all = json!({"num_experts_per_tok": 2});
+        all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        read(minimal("deepseek_v2", all)).unwrap_err().to_string()
+    };
+    assert_eq!(error(json!({"attention_bias": true})), "latent attention with biases is not supported");
+    assert!(error(json!({"mlp_bias": true})).contains("biases"));
+    assert_eq!(error(json!({"scoring_func": "sparsemax"})), "'scoring_func' sparsemax is not supported");
+    assert_eq!(error(json!({"topk_method": "random"})), "'topk_method' random is not supported");
+    assert_eq!(error(json!({"topk_method": "group_limited_greedy"})), "'n_group' is missing");
+    assert!(error(json!({"head_dim": 32})).contains("32 elements, but 64 of a head are rotated"));
+    assert!(error(json!({"kv_lora_rank": 0})).contains("the rank of the keys and values"));
+    assert!(error(json!({"quantization_config": {"quant_method": "fp8"}})).contains("'fp8'"));
+    let missing = read(minimal("deepseek_v2", json!({}))).unwrap_err().to_string();
+    assert_eq!(missing, "'num_experts_per_tok' is missing");
 }
 
 #[test]

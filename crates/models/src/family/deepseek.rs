@@ -224,8 +224,8 @@ fn routing(keys: &Keys<'_>, experts: ExpertsConfig) -> Result<ExpertsConfig, Con
         Some(other) => return Err(ConfigError::Unsupported(format!("the gating function {other} of experts"))),
     };
     let count = keys.usize("expert_group_count")?.filter(|&count| count > 1);
-    let groups = match count.zip(keys.usize("expert_group_used_count")?) {
-        Some((count, kept)) => Some(ExpertGroups { count, kept, score }),
+    let groups = match count {
+        Some(count) => Some(ExpertGroups { count, kept: keys.required("expert_group_used_count")?, score }),
         None => None,
     };
     Ok(ExpertsConfig {

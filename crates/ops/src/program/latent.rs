@@ -22,6 +22,9 @@ impl ProgramBuilder {
     }
 
     fn check_head_linear(&self, op: &Op, l: &HeadLinear) -> Result<(), ProgramError> {
+        if l.input == l.out {
+            return Err(self.invalid(op, "the output is the input".into()));
+        }
         let weight = self.of(l.weight);
         for (what, cols, least) in
             [("input", self.cols(l.input), weight.cols), ("output", self.cols(l.out), weight.rows / l.heads.max(1))]
@@ -35,6 +38,9 @@ impl ProgramBuilder {
     }
 
     fn check_latent_post(&self, op: &Op, p: &LatentPost) -> Result<(), ProgramError> {
+        if [p.q, p.kv].contains(&p.out) {
+            return Err(self.invalid(op, "the output is an input of other columns".into()));
+        }
         let Values::Prefix(rank) = p.heads.values else {
             return Err(self.invalid(op, "values that are no part of the keys".into()));
         };

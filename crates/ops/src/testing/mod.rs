@@ -4,6 +4,7 @@
 //! so, if a row's bits do not depend on how [`PagedBatches`] divides the sequences into steps. [`suite`] tests all of
 //! this.
 
+mod attention;
 mod batches;
 mod encoder;
 mod experts;

@@ -1,10 +1,11 @@
 //! Exact results of every op, in the most literal f64.
 
+use super::attention::Attention;
 use super::{MemoryWeights, TestRng, TinyModel, experts, latent, position};
 use crate::{
-    BufferId, Embed, EmbedIds, EmbedTaps, EncodeBatch, GluKind, HeadShape, InjectMode, InjectRows, InjectedRow,
-    KvPlace, LatentPost, Linear, Logits, NormKind, NormOp, Op, PagedAttention, PoolKind, PoolRows, Program, QkvPost,
-    Residual, Rope, RopeStyle, Route, SegmentAttention, StepBatch, WeightError, WeightId, WeightSource,
+    BufferId, Embed, EmbedIds, EmbedTaps, EncodeBatch, GluKind, InjectMode, InjectRows, InjectedRow, KvPlace,
+    LatentPost, Linear, Logits, NormKind, NormOp, Op, PagedAttention, PoolKind, PoolRows, Program, QkvPost, Residual,
+    Rope, RopeStyle, Route, SegmentAttention, StepBatch, WeightError, WeightId, WeightSource,
 };
 
 pub(super) type Rows = Vec<Vec<f64>>;
@@ -393,6 +394,7 @@ impl Interpreter<'_> {
         let batch = self.segments();
         let rows =
             (0..batch.sequences()).flat_map(|s| batch.query_range(s).map(move |row| (row, batch.query_range(s))));
+        let attention = Attention { heads: op.heads, scale: op.scale, softcap: None };
         rows.map(|(row, segment)| {
             let seen = match op.window {
                 Some(w) => row.saturating_sub(w).max(segment.start)..(row + w + 1).min(segment.end),
@@ -400,8 +402,7 @@ impl Interpreter<'_> {
             };
             let seen = (&keys[seen.clone()], &values[seen]);
             let heads = self.buffer(op.q)[row].chunks(op.heads.dim).enumerate();
-            let attend = |(head, q): (usize, &[f64])| attend(q, head, op.heads, seen, op.scale, None, None);
-            heads.flat_map(attend).collect()
+            heads.flat_map(|(head, q)| attention.attend(q, head, seen, None)).collect()
         })
         .collect()
     }
@@ -507,42 +508,19 @@ impl Interpreter<'_> {
     fn attention(&self, op: &PagedAttention) -> Rows {
         let (keys, values) = &self.kv[op.group][op.layer];
         let sinks = op.sinks.map(|id| self.vector(id));
+        let attention = Attention { heads: op.heads, scale: op.scale, softcap: op.softcap };
         let row = |(position, q): (usize, &Vec<f64>)| {
             let first = op.window.map_or(0, |w| (position + 1).saturating_sub(w));
             let seen = (&keys[first..=position], &values[first..=position]);
             let heads = q.chunks(op.heads.dim).enumerate();
             let attend = |(head, q): (usize, &[f64])| {
                 let sink = sinks.as_ref().map(|sinks| sinks[head]);
-                attend(q, head, op.heads, seen, op.scale, op.softcap, sink)
+                attention.attend(q, head, seen, sink)
             };
             heads.flat_map(attend).collect()
         };
         self.buffer(op.q).iter().enumerate().map(row).collect()
     }
-}
-
-/// Returns the output of a query head that sees the given keys and values.
-fn attend(
-    q: &[f64],
-    head: usize,
-    heads: HeadShape,
-    (keys, values): (&[Vec<f64>], &[Vec<f64>]),
-    scale: f32,
-    softcap: Option<f32>,
-    sink: Option<f64>,
-) -> Vec<f64> {
-    let kv_head = head / (heads.q / heads.kv);
-    let of = |row: &Vec<f64>, dim: usize| row[kv_head * dim..(kv_head + 1) * dim].to_vec();
-    let scores = keys.iter().map(|k| cap(dot(q, &of(k, q.len())) * f64::from(scale), softcap));
-    let weights: Vec<f64> = scores.map(f64::exp).collect();
-    let sum: f64 = weights.iter().sum::<f64>() + sink.map_or(0.0, f64::exp);
-    let mut out = vec![0.0; heads.value_dim()];
-    for (weight, value) in weights.iter().zip(values) {
-        for (o, v) in out.iter_mut().zip(of(value, heads.value_dim())) {
-            *o += weight / sum * v;
-        }
-    }
-    out
 }
 
 pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
@@ -557,7 +535,7 @@ fn add(a: &Rows, b: &Rows) -> Rows {
     a.iter().zip(b).map(|(a, b)| a.iter().zip(b).map(|(a, b)| a + b).collect()).collect()
 }
 
-fn cap(x: f64, cap: Option<f32>) -> f64 {
+pub(super) fn cap(x: f64, cap: Option<f32>) -> f64 {
     cap.map_or(x, |cap| f64::from(cap) * (x / f64::from(cap)).tanh())
 }
 

@@ -62,7 +62,7 @@ impl Layer {
             scale: (self.heads.dim as f32).sqrt().recip(),
             softcap: 0.0,
             bidirectional: 0,
-            reserved: 0,
+            value_size: self.heads.dim as u32,
         }
     }
 }
@@ -124,7 +124,7 @@ impl Cases<'_> {
                 tickets: at.table(tickets),
                 attention: layer.params(at, split_plan),
             };
-            let columns = decode_columns(params.rows(head_tile), head_tile, processors, splits);
+            let columns = decode_columns(params.rows(head_tile), manifest::decode_ctas(head_tile), processors, splits);
             (params, params.grid(head_tile, columns))
         });
     }
@@ -144,7 +144,7 @@ impl Cases<'_> {
 
     /// Adds the kernel for every element type and head size.
     fn plain(&mut self, layer: Layer, tokens: usize, work: Work) {
-        self.kernel(manifest::paged_attention(self.dtype), work, move |at, _| {
+        self.kernel(manifest::paged_attention(self.dtype, self.bench.heads.dim), work, move |at, _| {
             let params = AttentionParams { plan: 0, ..layer.params(at, 0) };
             (params, params.plain_grid(tokens as u32))
         });

@@ -12,7 +12,7 @@ use octavo_ops::{Backend, Program};
 /// Checkpoints, each with the lead of a token, as a share of the largest logit, above which the choice is clear:
 /// smaller leads depend on the order of sums or, for quantised weights, on activations of 8 bits. These may also change a
 /// choice of experts.
-const CHECKPOINTS: [(&str, f32); 34] = [
+const CHECKPOINTS: [(&str, f32); 38] = [
     ("llama", 1e-4),
     ("llama3-rope", 1e-4),
     ("llama-linear", 1e-4),
@@ -47,6 +47,10 @@ const CHECKPOINTS: [(&str, f32); 34] = [
     ("qwen3-moe-gguf/model.gguf", 0.03),
     ("granitemoe-gguf/model.gguf", 0.03),
     ("gpt-oss-gguf/model.gguf", 0.03),
+    ("deepseek-v2", 1e-4),
+    ("deepseek-v3", 1e-4),
+    ("deepseek-v2-gguf/model.gguf", 0.03),
+    ("deepseek-v3-gguf/model.gguf", 0.03),
 ];
 
 /// Returns the tokens that two sequences choose in one batch, with their margins, in the order of steps. They continue

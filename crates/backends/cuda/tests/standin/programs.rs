@@ -3,7 +3,10 @@
 use octavo_backend_cuda::testing::devices::{H200, L40S, T4, V100};
 use octavo_backend_cuda::{CudaConfig, Dtype};
 use octavo_ops::testing::suite::{models, real_sizes};
-use octavo_ops::testing::{NormPlacement, PagedBatches, Scales, TestRng, TinyExperts, TinyModel, models_with_experts};
+use octavo_ops::testing::{
+    NormPlacement, PagedBatches, Scales, TestRng, TinyExperts, TinyLatent, TinyModel, models_with_experts,
+    models_with_latents, real_latents,
+};
 use octavo_ops::{Backend, GluKind, HeadShape, StepBatch};
 use proptest::prelude::*;
 
@@ -17,6 +20,24 @@ pub(crate) fn fitting(model: TinyModel) -> TinyModel {
     TinyModel { hidden: up(model.hidden), inner: up(model.inner), heads: HeadShape::new(q, kv, up(dim)), ..model }
 }
 
+/// Returns a model with latent attention and sizes that the kernels support.
+fn fitting_latents(model: TinyModel) -> TinyModel {
+    let up = |size: usize| size.next_multiple_of(8);
+    let TinyModel { hidden, inner, heads, .. } = model;
+    let latent = model.latent.map(|latent| TinyLatent {
+        rank: up(latent.rank),
+        rotated: up(latent.rotated),
+        content: up(latent.content),
+        value: up(latent.value),
+        query_rank: latent.query_rank.map(up),
+    });
+    let model = TinyModel { hidden: up(hidden), inner: up(inner), ..model };
+    match latent {
+        Some(latent) => latent.model(heads.q, model),
+        None => model,
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 8, ..ProptestConfig::default() })]
 
@@ -28,6 +49,23 @@ proptest! {
     #[test]
     fn experts_are_near_the_naive_ones(model in models_with_experts().prop_map(fitting), tokens in 1usize..30) {
         with_suite(&config(), 3e-4, 2e-5, |suite| suite.near_reference(&model, tokens))?;
+    }
+
+    #[test]
+    fn latents_are_near_the_naive_ones(
+        model in models_with_latents().prop_map(fitting_latents),
+        tokens in 1usize..50,
+    ) {
+        with_suite(&config(), 3e-4, 2e-5, |suite| suite.near_reference(&model, tokens))?;
+    }
+
+    #[test]
+    fn bits_of_latents_do_not_depend_on_the_batch_if_that_is_asked_for(
+        model in models_with_latents().prop_map(fitting_latents),
+        seed in any::<u64>(),
+    ) {
+        let config = CudaConfig { batch_invariant: true, ..config() };
+        with_suite(&config, 3e-4, 2e-5, |suite| suite.same_bits(&model, seed))?;
     }
 
     #[test]
@@ -73,6 +111,8 @@ fn sixteen_bits_are_as_near_as_their_rounding_allows() {
         let experts = TinyExperts { chosen: 5, shared: true, ..TinyExperts::default() };
         let model = TinyModel { experts: Some(experts), ..wide() };
         with_suite(&config, worst, mean, |suite| suite.near_reference(&model, 12)).unwrap();
+        // The sizes of DeepSeek-V2, for which sm_80 and later have kernels.
+        with_suite(&config, worst, mean, |suite| suite.near_reference(&real_latents(3), 20)).unwrap();
         // Only the plain kernel supports these heads.
         with_suite(&config, worst, mean, |suite| suite.near_reference(&TinyModel::default(), 20)).unwrap();
     }
@@ -88,7 +128,9 @@ fn bits_of_sixteen_do_not_depend_on_the_batch_if_that_is_asked_for() {
 fn what_is_no_number_reaches_no_row_before_it() {
     for (device, dtype) in [(H200, Dtype::Bf16), (L40S, Dtype::F16), (V100, Dtype::F16), (V100, Dtype::F32)] {
         let config = CudaConfig { device, dtype: Some(dtype), ..config() };
-        with_suite(&config, 0.0, 0.0, |suite| suite.what_is_no_number_reaches_no_row_before_it(&wide()));
+        for model in [wide(), real_latents(2)] {
+            with_suite(&config, 0.0, 0.0, |suite| suite.what_is_no_number_reaches_no_row_before_it(&model));
+        }
     }
 }
 

@@ -1,0 +1,21 @@
+// Code shared by the kernels that write the cache: the rotary embedding.
+#pragma once
+#include "gpu.h"
+
+// Returns element `i` of the head `x` after rotating its pair by the angle of the token's position in the pair's
+// stream. P is QkvPostParams or LatentPostParams, and the CTA processes one token.
+template <class P>
+DEVICE float rotated(const P& p, const float* x, u32 i) {
+    if (i >= p.rotary_dim) return x[i];
+    const u32 half = p.rotary_dim / 2;
+    const bool first = p.rope_interleaved ? i % 2 == 0 : i < half;
+    const u32 step = p.rope_interleaved ? 1 : half;
+    const float left = first ? x[i] : x[i - step], right = first ? x[i + step] : x[i];
+    const u32 pair = p.rope_interleaved ? i / 2 : first ? i : i - half;
+    const u32 stream = p.streams ? p.streams[pair] : 0;
+    const u64 angle = (u64)p.positions[stream * p.position_stride + blockIdx.x] * half + pair;
+    const float c = p.cosine[angle], s = p.sine[angle];
+    return first ? left * c - right * s : right * c + left * s;
+}
+
+DEVICE bool is_finite(float x) { return fabsf(x) <= 3.402823466e38f; }

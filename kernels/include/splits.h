@@ -1,0 +1,110 @@
+// Code shared by the kernels of decode attention: the splits of a sequence, and their merge by the CTA that ends last.
+#pragma once
+#include "attention.h"
+
+constexpr u32 MAX_SPLIT_TOKENS = 2048;
+
+// One split of one sequence, for some query heads of one KV head.
+struct Split {
+    u32 sequence;
+    u32 number;      // index of the split within its sequence
+    u32 partial;     // index of its partial result
+    u32 row;         // row of the query
+    u32 start;       // first key of the split, seen or not
+    u32 begin, end;  // range of keys that are seen
+    u32 first;       // first split of which the query sees any key
+    u32 count;       // number of splits from there on; none of them is empty unless the sequence is
+    u32 kv_head;
+    u32 head, heads;  // first query head, and number of query heads
+
+    template <int HEADS>
+    static DEVICE Split of(const AttentionParams& p, u32 item) {
+        const uint4 work = ((const uint4*)p.plan)[1 + item];
+        Split s;
+        s.sequence = work.x;
+        s.number = work.y;
+        s.partial = work.z;
+        s.row = p.query_start[s.sequence];
+        const u32 tokens = work.w;
+        const u32 length = p.seq_lens[s.sequence], seen = length ? first_key(p, length - 1) : 0;
+        s.start = s.number * tokens;
+        s.begin = max(s.start, seen);
+        s.end = min(s.start + tokens, length);
+        s.first = seen / tokens;
+        s.count = max((length + tokens - 1) / tokens, 1u) - s.first;
+        const u32 group = p.q_heads / p.kv_heads, tiles = (group + HEADS - 1) / HEADS;
+        s.kv_head = blockIdx.y / tiles;
+        const u32 offset = blockIdx.y % tiles * HEADS;
+        s.head = s.kv_head * group + offset;
+        s.heads = min((u32)HEADS, group - offset);
+        return s;
+    }
+};
+
+// Returns whether this CTA is the last of `count` to arrive with the ticket; its threads then see the data of the
+// others by load_fresh. The fences of one thread are sufficient for a CTA, because they also order the writes that a
+// barrier has put before them.
+DEVICE bool is_last(u32* ticket, u32 count, u32* flag) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        *flag = atomicAdd(ticket, 1u) == count - 1;
+        __threadfence();
+        // No other CTA follows, so the ticket is reset for the next launch.
+        if (*flag) *ticket = 0;
+    }
+    __syncthreads();
+    return *flag;
+}
+
+// Number of adjacent elements of a head that one thread processes.
+constexpr u32 QUAD = 4;
+
+// Merged result of a sequence, or of a part of one: maximum and sum of a head, and QUAD elements of its output.
+struct Merged {
+    float largest = LOWEST, sum = 0.0f, out[QUAD] = {};
+
+    // Adds the next part.
+    DEVICE void add(float maximum, float weights, const Vec<float, QUAD>& part) {
+        const float next = fmaxf(largest, maximum), old = exp2_fast(largest - next), scale = exp2_fast(maximum - next);
+        largest = next;
+        sum = sum * old + weights * scale;
+#pragma unroll
+        for (u32 i = 0; i < QUAD; ++i) out[i] = out[i] * old + part.x[i] * scale;
+    }
+
+    // Writes the output of a query head, which is 0 if there is no key; NaN stays NaN.
+    template <class T>
+    DEVICE void write(const AttentionParams& p, u32 head, T* output) const {
+        const float inverse = share(p, head, largest, sum);
+        Vec<T, QUAD> result;
+#pragma unroll
+        for (u32 i = 0; i < QUAD; ++i) result.x[i] = from_float<T>(out[i] * inverse);
+        store(output, result);
+    }
+};
+
+// Merges all splits of a sequence in order, for head `head` from element `d` of its D on.
+template <int D>
+DEVICE Merged merged_splits(const PagedDecodeParams& params, const Split& s, u32 head, u32 d) {
+    // Number of splits that are loaded at once, because each alone would wait for memory.
+    constexpr u32 AHEAD = 8;
+    const u64 heads = params.attention.q_heads;
+    const u64 start = (u64)(s.partial - (s.number - s.first)) * heads + head;
+    Merged all;
+    for (u32 first = 0; first < s.count; first += AHEAD) {
+        Vec<float, 2> sums[AHEAD];
+        Vec<float, QUAD> outs[AHEAD];
+#pragma unroll
+        for (u32 j = 0; j < AHEAD; ++j) {
+            const u64 at = start + min(first + j, s.count - 1) * heads;
+            sums[j] = load_fresh<2>(params.partial_sums + 2 * at);
+            outs[j] = load_fresh<QUAD>(params.partial_out + at * D + d);
+        }
+#pragma unroll
+        for (u32 j = 0; j < AHEAD; ++j) {
+            if (first + j < s.count) all.add(sums[j].x[0], sums[j].x[1], outs[j]);
+        }
+    }
+    return all;
+}
