@@ -101,6 +101,8 @@ pub struct AttentionConfig {
     pub heads: HeadShape,
     /// Rotary embedding.
     pub rope: RopeConfig,
+    /// Whether q and k are rotated.
+    pub rotary: bool,
     /// Sliding window in tokens; `None` if unlimited.
     pub window: Option<usize>,
     /// Factor of the scores.
@@ -196,8 +198,9 @@ impl LayerConfig {
     fn plain(heads: HeadShape, rope: RopeConfig, mlp: MlpConfig) -> Self {
         let scale = (heads.dim as f32).sqrt().recip();
         let (window, softcap, qk_norm) = (None, None, None);
-        let (sinks, qkv_bias, output_bias) = (false, false, false);
-        let attention = AttentionConfig { heads, rope, window, scale, softcap, qk_norm, sinks, qkv_bias, output_bias };
+        let (rotary, sinks, qkv_bias, output_bias) = (true, false, false, false);
+        let attention =
+            AttentionConfig { heads, rope, rotary, window, scale, softcap, qk_norm, sinks, qkv_bias, output_bias };
         Self { attention, mlp, experts: None, norms: NormPlaces::Before, residual_scale: 1.0 }
     }
 

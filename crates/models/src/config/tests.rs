@@ -82,6 +82,28 @@ fn gemma_3_has_two_rotary_embeddings() {
     assert_eq!(six.windows().filter(Option::is_none).count(), 1, "one layer in six has full attention");
 }
 
+#[test]
+fn every_fourth_layer_of_smollm3_has_no_rotary_embedding() {
+    let rotary = |config: &ModelConfig| config.layers.iter().map(|l| l.attention.rotary).collect::<Vec<_>>();
+    let config = read(minimal("smollm3", json!({}))).unwrap();
+    assert_eq!(rotary(&config), [true, true, true, false]);
+    assert_eq!((config.layers[0].attention.rope.theta, config.tie_word_embeddings), (2e6, true));
+    // A longer list is read as far as there are layers.
+    let listed = json!({"no_rope_layers": [0, 1, 1, 1, 0], "no_rope_layer_interval": 2});
+    assert_eq!(rotary(&read(minimal("smollm3", listed)).unwrap()), [false, true, true, true]);
+    let windows = json!({"no_rope_layer_interval": 2, "use_sliding_window": true, "sliding_window": 8});
+    let config = read(minimal("smollm3", windows)).unwrap();
+    assert_eq!(rotary(&config), [true, false, true, false]);
+    assert_eq!(config.windows().collect::<Vec<_>>(), [None, Some(8), None, Some(8)]);
+    for (wrong, word) in [
+        (json!({"no_rope_layers": [1]}), "1 entries for 4 layers"),
+        (json!({"no_rope_layer_interval": 0}), "'no_rope_layer_interval' is 0"),
+    ] {
+        assert!(read(minimal("smollm3", wrong)).unwrap_err().to_string().contains(word));
+    }
+    assert_eq!(rotary(&read(minimal("llama", json!({}))).unwrap()), [true; 4]);
+}
+
 /// The published configurations of Gemma 3 with images state only what differs from the 4B model's class.
 #[test]
 fn gemma_3_with_images_omits_the_defaults_of_its_text() {

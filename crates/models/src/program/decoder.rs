@@ -164,7 +164,7 @@ impl<'a> Decoder<'a> {
 
         let norm = config.qk_norm.map(|width| self.qk_norm(layer, heads, width)).transpose()?;
         let (group, index) = self.kv[layer];
-        let rope = Some(config.rope.frequencies(self.rope_factors.as_deref()));
+        let rope = config.rotary.then(|| config.rope.frequencies(self.rope_factors.as_deref()));
         let kv = KvPlace::Cache { group, layer: index };
         self.builder.push(Op::QkvPost(QkvPost { input: qkv, out: q, heads, norm, rope, kv }));
         let sinks =
