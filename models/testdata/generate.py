@@ -212,7 +212,7 @@ def as_config(written, storage, form, class_name):
         "attention_bias", "attention_multiplier", "attn_logit_softcapping", "bos_token_id", "embedding_multiplier",
         "eos_token_id", "final_logit_softcapping", "head_dim", "hidden_act", "hidden_activation", "hidden_size",
         "intermediate_size", "layer_types", "logits_scaling", "max_position_embeddings", "max_window_layers", "mlp_bias",
-        "model_type", "num_attention_heads", "num_hidden_layers", "num_key_value_heads",
+        "model_type", "no_rope_layers", "num_attention_heads", "num_hidden_layers", "num_key_value_heads",
         "original_max_position_embeddings", "pad_token_id", "query_pre_attn_scalar", "residual_multiplier",
         "rms_norm_eps", "rope_parameters", "sliding_window", "tie_word_embeddings", "use_sliding_window", "vocab_size",
     ]

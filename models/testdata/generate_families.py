@@ -12,7 +12,7 @@ import gguf
 import torch
 from gguf import GGMLQuantizationType as Q
 from transformers import Gemma2Config, Gemma3Config, Gemma3ForConditionalGeneration, Gemma3TextConfig, GraniteConfig
-from transformers import Olmo2Config, Phi3Config
+from transformers import Olmo2Config, Phi3Config, SmolLM3Config
 
 from generate import COMMON, HERE, draw, fresh, gguf_file, golden, hugging_face, rope, rounded, save_torch
 from generate import train_tokenizer, write_json
@@ -43,6 +43,10 @@ GRANITE = GraniteConfig(
     logits_scaling=8.0, rope_parameters=rope(),
 )
 OLMO2 = Olmo2Config(**COMMON, rope_parameters=rope(theta=5e5))
+# The second and the fourth of four layers have no rotary embedding.
+SMOLLM3 = SmolLM3Config(**(COMMON | dict(num_hidden_layers=4)), no_rope_layers=[1, 0, 1, 0], rope_parameters=rope(theta=1e5))
+# A GGUF file has no key for these layers: every fourth one.
+SMOLLM3_GGUF = SmolLM3Config(**(COMMON | dict(num_hidden_layers=4)), rope_parameters=rope(theta=1e5))
 # The configuration of Gemma 3 with images, which omits the defaults of its class: 8 heads of 256, 4 of them for k and v.
 GEMMA3_IMAGES = dict(
     architectures=["Gemma3ForConditionalGeneration"], model_type="gemma3", eos_token_id=[2, 0], torch_dtype="bfloat16",
@@ -60,6 +64,7 @@ CHECKPOINTS = {
     "phi4": PHI4,
     "granite": GRANITE,
     "olmo2": OLMO2,
+    "smollm3": SMOLLM3,
 }
 TYPES = dict(token_embd=Q.Q8_0, output=Q.Q8_0, attn_q=Q.Q8_0, attn_k=Q.Q8_0, attn_v=Q.F16, attn_qkv=Q.Q8_0,
              attn_output=Q.Q8_0, ffn_gate=Q.Q8_0, ffn_up=Q.BF16, ffn_down=Q.Q8_0)
@@ -97,6 +102,7 @@ GGUF = {
     "phi3-gguf": ("phi3", PHI3),
     "granite-gguf": ("granite", GRANITE),
     "olmo2-gguf": ("olmo2", OLMO2),
+    "smollm3-gguf": ("smollm3", SMOLLM3_GGUF),
 }
 
 
@@ -123,7 +129,7 @@ def main():
             hugging_face(HERE / name, config, "bf16", 5, 1, tokenizer, seed)
     for seed, (name, (arch, config)) in enumerate(GGUF.items(), start=251):
         if not chosen or name in chosen:
-            gguf_file(HERE / name, arch, config, TYPES, tokenizer, seed, permute=arch == "granite", head=head)
+            gguf_file(HERE / name, arch, config, TYPES, tokenizer, seed, permute=arch in ("granite", "smollm3"), head=head)
     if not chosen or "gemma3-images" in chosen:
         with_images(HERE / "gemma3-images", GEMMA3_IMAGES, seed=292)
 

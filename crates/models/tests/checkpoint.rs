@@ -388,7 +388,7 @@ fn hostile_configurations_are_refused() {
             "model_type",
             json!("mamba"),
             "'mamba' is not supported (supported: llama, mistral, qwen2, qwen3, qwen3_vl, idefics3, smolvlm, gemma2, \
-             gemma3_text, gemma3, phi3, granite, olmo2, mixtral, qwen2_moe, qwen3_moe, granitemoe, gpt_oss, deepseek_v2, \
+             gemma3_text, gemma3, phi3, granite, smollm3, olmo2, mixtral, qwen2_moe, qwen3_moe, granitemoe, gpt_oss, deepseek_v2, \
              deepseek_v3, bert, roberta, xlm-roberta, modernbert)",
         ),
         ("model_type", Value::Null, "'model_type' is missing"),

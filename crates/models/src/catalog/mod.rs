@@ -35,6 +35,7 @@ const FILES: &[(&str, &str)] = &[
     embedded!("phi-4-mini-instruct"),
     embedded!("granite-3.3-2b-instruct"),
     embedded!("olmo-2-1b-instruct"),
+    embedded!("smollm3-3b"),
     embedded!("qwen3-30b-a3b"),
     embedded!("qwen1.5-moe-a2.7b-chat"),
     embedded!("granite-3.1-1b-a400m-instruct"),

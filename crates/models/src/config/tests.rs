@@ -83,6 +83,28 @@ fn gemma_3_has_two_rotary_embeddings() {
     assert_eq!(six.windows().filter(Option::is_none).count(), 1, "one layer in six has full attention");
 }
 
+#[test]
+fn every_fourth_layer_of_smollm3_has_no_rotary_embedding() {
+    let rotary = |config: &ModelConfig| config.layers.iter().map(|l| l.attention.rope.is_some()).collect::<Vec<_>>();
+    let config = read(minimal("smollm3", json!({}))).unwrap();
+    assert_eq!(rotary(&config), [true, true, true, false]);
+    assert_eq!((config.layers[0].attention.rope.as_ref().unwrap().theta, config.tie_word_embeddings), (2e6, true));
+    // A longer list is read as far as there are layers.
+    let listed = json!({"no_rope_layers": [0, 1, 1, 1, 0], "no_rope_layer_interval": 2});
+    assert_eq!(rotary(&read(minimal("smollm3", listed)).unwrap()), [false, true, true, true]);
+    let windows = json!({"no_rope_layer_interval": 2, "use_sliding_window": true, "sliding_window": 8});
+    let config = read(minimal("smollm3", windows)).unwrap();
+    assert_eq!(rotary(&config), [true, false, true, false]);
+    assert_eq!(config.windows().collect::<Vec<_>>(), [None, Some(8), None, Some(8)]);
+    for (wrong, word) in [
+        (json!({"no_rope_layers": [1]}), "1 entries for 4 layers"),
+        (json!({"no_rope_layer_interval": 0}), "'no_rope_layer_interval' is 0"),
+    ] {
+        assert!(read(minimal("smollm3", wrong)).unwrap_err().to_string().contains(word));
+    }
+    assert_eq!(rotary(&read(minimal("llama", json!({}))).unwrap()), [true; 4]);
+}
+
 /// The published configurations of Gemma 3 with images state only what differs from the 4B model's class.
 #[test]
 fn gemma_3_with_images_omits_the_defaults_of_its_text() {
@@ -247,7 +269,8 @@ fn deepseek_s_defaults_are_those_of_its_classes() {
     assert_eq!((attention.heads, attention.scale), (HeadShape::latent(4, 512, 64), (1.0 / 192f32.sqrt())));
     let latent = attention.latent.unwrap();
     assert_eq!((latent.query_rank, latent.value, latent.norm_eps), (Some(1536), 128, 1e-6));
-    assert_eq!((attention.rope.style, attention.rope.rotary_dim), (RopeStyle::GptJ, 64));
+    let rope = attention.rope.as_ref().unwrap();
+    assert_eq!((rope.style, rope.rotary_dim), (RopeStyle::GptJ, 64));
     let experts = config.layers[0].experts.as_ref().unwrap();
     assert_eq!((experts.count, experts.chosen, experts.groups, experts.normalise), (64, 6, None, false));
     assert_eq!(experts.shared, Some(SharedExpertConfig { intermediate_size: 2 * 1407, gated: false }));
@@ -261,7 +284,7 @@ fn deepseek_s_defaults_are_those_of_its_classes() {
     assert_eq!((experts.count, experts.chosen, experts.scale), (256, 8, 2.5));
     assert!(experts.scores == RouteScores::Sigmoid && experts.correction && experts.normalise);
     assert_eq!(experts.groups, Some(ExpertGroups { count: 8, kept: 4, score: GroupScore::BestTwo }));
-    assert_eq!(config.layers[0].attention.rope.style, RopeStyle::NeoX);
+    assert_eq!(config.layers[0].attention.rope.as_ref().unwrap().style, RopeStyle::NeoX);
     assert_eq!(config.layers[0].attention.latent.unwrap().query_rank, None);
 }
 
@@ -274,7 +297,7 @@ fn yarn_multiplies_deepseek_s_scores_by_the_square_of_its_magnitude() {
     let attention = &config.layers[0].attention;
     let magnitude = 0.1 * 0.707 * 40f64.ln() + 1.0;
     assert!((f64::from(attention.scale) - magnitude * magnitude / 192f64.sqrt()).abs() < 1e-7);
-    assert!((attention.rope.frequencies(None).magnitude - 1.0).abs() < 1e-12);
+    assert!((attention.rope.as_ref().unwrap().frequencies(None).magnitude - 1.0).abs() < 1e-12);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use octavo_ops::RopeStyle;
 
 use super::{Family, Gguf, llama};
+use crate::config::hf::Defaults;
 use crate::config::{ConfigError, Fields, Keys, ModelConfig, experts, gguf, hf};
 use crate::program::names::{Names, Role};
 
@@ -52,7 +53,7 @@ fn from_hf(family: &'static Family, fields: &Fields<'_>) -> Result<ModelConfig, 
         residual: "residual_multiplier",
         logits: "logits_scaling",
     };
-    scaled(llama::decoder(family, fields)?, &keys, |key| fields.f64(key))
+    scaled(llama::decoder(family, fields, Defaults::default())?, &keys, |key| fields.f64(key))
 }
 
 fn from_gguf(family: &'static Family, keys: &Keys<'_>) -> Result<ModelConfig, ConfigError> {

@@ -12,7 +12,7 @@ use crate::program::names::Names;
 pub(super) static FAMILY: Family = Family {
     model_types: &["llama"],
     class: hf::DECODER,
-    hf: |fields| decoder(&FAMILY, fields),
+    hf: |fields| decoder(&FAMILY, fields, Defaults::default()),
     // Converters write Mistral and Mixtral as `llama` too.
     gguf: Some(Gguf { architecture: "llama", read: from_gguf }),
     names: Names::DEFAULT,
@@ -22,8 +22,12 @@ pub(super) static FAMILY: Family = Family {
 };
 
 /// Reads the decoder of a family that is Llama otherwise.
-pub(super) fn decoder(family: &'static Family, fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
-    let mut config = hf::decoder(family, fields, Defaults::default())?;
+pub(super) fn decoder(
+    family: &'static Family,
+    fields: &Fields<'_>,
+    defaults: Defaults,
+) -> Result<ModelConfig, ConfigError> {
+    let mut config = hf::decoder(family, fields, defaults)?;
     hf::attention_bias(fields, &mut config)?;
     let mlp_bias = hf::flag(fields, "mlp_bias")?;
     config.layers.iter_mut().for_each(|layer| layer.mlp.bias = mlp_bias);

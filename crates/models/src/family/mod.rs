@@ -20,6 +20,7 @@ mod qwen2;
 mod qwen3;
 mod qwen3_vl;
 mod qwen_moe;
+mod smollm3;
 
 use std::fmt;
 
@@ -33,7 +34,7 @@ use crate::program::ModelError;
 use crate::program::names::Names;
 
 /// Every family.
-pub static FAMILIES: [&Family; 22] = [
+pub static FAMILIES: [&Family; 23] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &qwen2::FAMILY,
@@ -45,6 +46,7 @@ pub static FAMILIES: [&Family; 22] = [
     &gemma::GEMMA3_WITH_IMAGES,
     &phi3::FAMILY,
     &granite::FAMILY,
+    &smollm3::FAMILY,
     &olmo2::FAMILY,
     &mixtral::FAMILY,
     &qwen_moe::QWEN2_MOE,

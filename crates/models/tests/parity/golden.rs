@@ -115,11 +115,13 @@ golden_tests! {
     phi4: "phi4";
     granite: "granite";
     olmo2: "olmo2";
+    smollm3: "smollm3";
     gemma2_gguf: "gemma2-gguf";
     gemma3_gguf: "gemma3-gguf";
     phi3_gguf: "phi3-gguf";
     granite_gguf: "granite-gguf";
     olmo2_gguf: "olmo2-gguf";
+    smollm3_gguf: "smollm3-gguf";
     mixtral: "mixtral";
     qwen2_moe_with_a_dense_layer: "qwen2-moe";
     qwen3_moe_with_a_dense_layer: "qwen3-moe";

@@ -12,7 +12,7 @@ use octavo_ops::{Backend, Program};
 /// Checkpoints, each with the lead of a token, as a share of the largest logit, above which the choice is clear:
 /// smaller leads depend on the order of sums or, for quantised weights, on activations of 8 bits. These may also change a
 /// choice of experts.
-const CHECKPOINTS: [(&str, f32); 38] = [
+const CHECKPOINTS: [(&str, f32); 40] = [
     ("llama", 1e-4),
     ("llama3-rope", 1e-4),
     ("llama-linear", 1e-4),
@@ -31,11 +31,13 @@ const CHECKPOINTS: [(&str, f32); 38] = [
     ("phi4", 1e-4),
     ("granite", 1e-4),
     ("olmo2", 1e-4),
+    ("smollm3", 1e-4),
     ("gemma2-gguf/model.gguf", 0.03),
     ("gemma3-gguf/model.gguf", 0.03),
     ("phi3-gguf/model.gguf", 0.03),
     ("granite-gguf/model.gguf", 0.03),
     ("olmo2-gguf/model.gguf", 0.03),
+    ("smollm3-gguf/model.gguf", 0.03),
     ("mixtral", 1e-4),
     ("qwen2-moe", 1e-4),
     ("qwen3-moe", 1e-4),

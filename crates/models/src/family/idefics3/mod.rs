@@ -4,6 +4,7 @@ mod encoder;
 mod processor;
 
 use super::{Family, Images, llama};
+use crate::config::hf::Defaults;
 use crate::config::{ConfigError, Fields, ImageTokens, ModelConfig, PositionTable, VisionConfig, hf};
 use crate::program::names::Names;
 
@@ -26,7 +27,7 @@ fn from_hf(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
         Some(name) if name != llama::FAMILY.name() => {
             Err(ConfigError::Unsupported(format!("the decoder '{}' of this model", name.escape_debug())))
         }
-        _ => llama::decoder(&FAMILY, text),
+        _ => llama::decoder(&FAMILY, text, Defaults::default()),
     })?;
     Ok(ModelConfig { vision: Some(vision(fields, config.hidden_size)?), ..config })
 }
