@@ -29,6 +29,7 @@ mod messages;
 mod other_routes;
 mod pages;
 mod pooling;
+mod pooling_limits;
 #[path = "../../../telemetry/tests/traces/receiver.rs"]
 mod receiver;
 mod render;

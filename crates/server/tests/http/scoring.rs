@@ -70,7 +70,7 @@ async fn the_engine_learns_where_the_second_text_begins() {
     let server = setup.start().await;
     let same = scores(&server, json!({"queries": "query", "documents": "a"})).await;
     assert!(close(&same, &[sigmoid(raw(&pair("query", "a"), 1)[0])]));
-    assert!(server.seen.lock().unwrap().is_empty());
+    assert_eq!(*server.seen.lock().unwrap(), [(pair("query", "a"), None)]);
 }
 
 #[tokio::test]
@@ -113,10 +113,24 @@ async fn pairs_of_a_chat_template_are_two_messages() {
         let messages = [message("query", query), message("document", document)].concat();
         [vec![id("<|im_start|>")], messages, vec![IM_END]].concat()
     };
-    let body = json!({"queries": "query", "documents": "text", "instruction": "judge"});
+    let body = json!({"queries": "query", "documents": "text"});
     assert!(close(&scores(&server, body).await, &[sigmoid(raw(&rendered("query", "text"), 1)[0])]));
     let limited = json!({"queries": "query", "documents": "text", "max_tokens_per_query": 2, "max_tokens_per_doc": 3});
     assert!(close(&scores(&server, limited).await, &[sigmoid(raw(&rendered("qu", "tex"), 1)[0])]));
+}
+
+#[tokio::test]
+async fn a_template_of_pairs_has_the_variables_of_the_request() {
+    let mut setup = Setup::classifier(&["only"], Activation::Sigmoid);
+    setup.template = "{{ instruction }}{{ more }}: {{ messages[0].content }}, {{ messages[1].content }}";
+    setup.pools().pairs = PairFormat::ChatTemplate;
+    setup.config.api.template_kwargs = json!({"more": "~", "instruction": "the server's"}).as_object().unwrap().clone();
+    let server = setup.start().await;
+    let body = json!({"query": "a", "documents": ["b"], "instruction": "Judge"});
+    let answer = ok(server.post("/rerank", &body)).await;
+    assert_eq!(*server.seen.lock().unwrap(), [(prompt("Judge~: a, b"), None)]);
+    let expected = sigmoid(raw(&prompt("Judge~: a, b"), 1)[0]);
+    assert!(close(&numbers(&json!([answer["results"][0]["relevance_score"]])), &[expected]));
 }
 
 #[tokio::test]

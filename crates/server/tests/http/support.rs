@@ -41,7 +41,7 @@ impl Gate {
 /// A prompt and the position of its second text.
 pub type Seen = (Vec<u32>, Option<u32>);
 
-/// A mock that remembers the prompts of pairs, and whose steps end when the test says so.
+/// A mock that remembers its prompts, and whose steps end when the test says so.
 struct Watched {
     inner: MockExecutor,
     gate: Option<Receiver<()>>,
@@ -58,8 +58,8 @@ impl Executor for Watched {
     }
 
     fn submit(&mut self, plan: StepPlan) -> Result<(), ExecutorError> {
-        let pairs = plan.joined.iter().filter(|joined| joined.second_text.is_some());
-        self.seen.lock().unwrap().extend(pairs.map(|joined| (joined.prompt.to_vec(), joined.second_text)));
+        let joined = plan.joined.iter().map(|joined| (joined.prompt.to_vec(), joined.second_text));
+        self.seen.lock().unwrap().extend(joined);
         self.inner.submit(plan)
     }
 
@@ -85,6 +85,8 @@ pub struct Setup {
     more_tokens: &'static [&'static str],
     /// Whether prompts begin and end with special tokens.
     encoder: bool,
+    /// The chat template.
+    pub template: &'static str,
     gate: Option<Receiver<()>>,
     traces: Option<TraceConfig>,
 }
@@ -114,6 +116,7 @@ impl Default for Setup {
             },
             more_tokens: &[],
             encoder: false,
+            template: TEMPLATE,
             gate: None,
             traces: None,
         }
@@ -234,7 +237,7 @@ impl Setup {
         let executor = Watched { inner: MockExecutor::new(self.mock), gate: self.gate, seen: Arc::clone(&seen) };
         let engine = Engine::spawn(Box::new(executor), self.engine, telemetry.engine()).unwrap();
         let tokenizer = Arc::new(if self.encoder { encoder_tokenizer() } else { tokenizer(self.more_tokens) });
-        let template = ChatTemplate::new(TEMPLATE, tokenizer.special()).unwrap();
+        let template = ChatTemplate::new(self.template, tokenizer.special()).unwrap();
         let text = TextModel { tokenizer, template: Some(Arc::new(template)), images: None };
         (Server::new(engine.handle(), text, telemetry.clone(), self.config), engine, telemetry, seen)
     }
@@ -267,7 +270,7 @@ pub struct TestServer {
     /// Sends the last spans when taken and dropped.
     pub traces: Option<Traces>,
     pub handle: EngineHandle,
-    /// The prompts of pairs so far.
+    /// The prompts that the engine has begun, in their order.
     pub seen: Arc<Mutex<Vec<Seen>>>,
     _engine: Engine,
 }
@@ -313,6 +316,11 @@ impl TestServer {
             (status.running, status.waiting, status.blocks_used) == (0, 0, 0)
         })
         .await;
+    }
+
+    /// Waits until the engine has begun a prompt.
+    pub async fn begun(&self) {
+        self.until("a prompt is begun", |server| !server.seen.lock().unwrap().is_empty()).await;
     }
 
     /// Waits until `sequences` run.
