@@ -84,7 +84,7 @@ mod tests {
         assert_eq!(finished(Finish::Softmax, [1e30, -1e30]), [1.0, 0.0]);
         let [a, b, c] = finished(Finish::Softmax, [1.0, 2.0, 3.0]);
         assert!((b / a - 1f32.exp()).abs() < 1e-5 && (a + b + c - 1.0).abs() < 1e-6);
-        assert_eq!(finished(Finish::Softmax, []), [0.0f32; 0]);
+        assert_eq!(finished(Finish::Softmax, []), [0.0_f32; 0]);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
+use octavo_server::Activation;
 use octavo_text::{ReasoningSyntax, ToolSyntax};
 use reqwest::Response;
 use serde_json::{Map, Value, json};
@@ -151,6 +152,9 @@ async fn check(response: Response) -> Result<(), String> {
     let status = response.status();
     let kind =
         response.headers().get("content-type").and_then(|kind| kind.to_str().ok()).unwrap_or_default().to_owned();
+    if kind == "application/octet-stream" {
+        return response.bytes().await.map(drop).map_err(|error| error.to_string());
+    }
     let text = response.text().await.map_err(|error| error.to_string())?;
     let json = |text: &str| serde_json::from_str::<Value>(text).map_err(|error| format!("{error} in {text}"));
     if status.is_server_error() {
@@ -177,11 +181,50 @@ async fn check(response: Response) -> Result<(), String> {
     text.ends_with("\n\n").then_some(()).ok_or(format!("cut: {text}"))
 }
 
-async fn server(said: usize) -> TestServer {
-    let mut setup = Setup::writing(SAID[said]);
-    (setup.config.max_model_len, setup.engine.max_model_len) = (256, 256);
-    (setup.config.api.tools, setup.config.api.reasoning) = (Some(SYNTAXES[said]), Some(ReasoningSyntax::Qwen3));
-    setup.start().await
+/// The model of a server.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Model {
+    /// Generates the text of this index.
+    Generative(usize),
+    Embedder,
+    Classifier,
+}
+
+impl Model {
+    fn all() -> impl Iterator<Item = Self> + Clone {
+        (0..SAID.len()).map(Self::Generative).chain([Self::Embedder, Self::Classifier])
+    }
+
+    /// Whether it has the route.
+    fn serves(self, path: &str) -> bool {
+        match path {
+            "/v1/embeddings" => self != Self::Classifier,
+            "/v2/embed" => self == Self::Embedder,
+            "/classify" => self == Self::Classifier,
+            "/pooling" | "/score" | "/rerank" => !matches!(self, Self::Generative(_)),
+            "/tokenize" | "/detokenize" => true,
+            _ => matches!(self, Self::Generative(_)),
+        }
+    }
+
+    /// The requests of the corpus that it serves: their paths and bodies.
+    fn corpus(self) -> Vec<(String, Value)> {
+        let all = CORPUS.lines().map(|line| serde_json::from_str::<(String, Value)>(line).unwrap());
+        all.filter(|(path, _)| self.serves(path)).collect()
+    }
+
+    async fn start(self) -> TestServer {
+        let mut setup = match self {
+            Self::Generative(said) => Setup::writing(SAID[said]),
+            Self::Embedder => Setup::embedder(),
+            Self::Classifier => Setup::classifier(&["only"], Activation::Sigmoid),
+        };
+        if let Self::Generative(said) = self {
+            (setup.config.api.tools, setup.config.api.reasoning) = (Some(SYNTAXES[said]), Some(ReasoningSyntax::Qwen3));
+        }
+        (setup.config.max_model_len, setup.engine.max_model_len) = (256, 256);
+        setup.start().await
+    }
 }
 
 fn from_environment(name: &str, default: u64) -> u64 {
@@ -190,14 +233,13 @@ fn from_environment(name: &str, default: u64) -> u64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mutated_requests_are_answered_and_break_nothing() {
-    let corpus: Vec<(String, Value)> = CORPUS.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let mut rng = Rng(from_environment("OCTAVO_FUZZ_SEED", 0));
     let until = Instant::now() + Duration::from_secs(from_environment("OCTAVO_FUZZ_SECONDS", 2));
     let mut sent = 0;
-    let mut said = 0;
+    let mut models = Model::all().cycle();
     while sent == 0 || Instant::now() < until {
-        let server = server(said % SAID.len()).await;
-        said += 1;
+        let Some(model) = models.next() else { break };
+        let (server, corpus) = (model.start().await, model.corpus());
         let requests: Vec<_> = (0..200).map(|_| request(&corpus, &mut rng)).collect();
         let exchanges = requests.iter().map(|(path, body)| {
             let post = server.client.post(format!("{}{path}", server.url)).header("content-type", "application/json");
@@ -221,13 +263,14 @@ async fn mutated_requests_are_answered_and_break_nothing() {
 /// Without it the mutants would be refused for what the seeds have in common, and prove little.
 #[tokio::test]
 async fn the_seeds_are_served() {
-    let server = server(0).await;
-    for line in CORPUS.lines() {
-        let (path, body): (String, Value) = serde_json::from_str(line).unwrap();
-        let response = server.post(&path, &body).send().await.unwrap();
-        let refused = body.get("suffix").is_some();
-        let status = response.status();
-        let text = response.text().await.unwrap();
-        assert_eq!(status.is_success(), !refused, "{line}\n{text}");
+    for model in [Model::Generative(0), Model::Embedder, Model::Classifier] {
+        let server = model.start().await;
+        for (path, body) in model.corpus() {
+            let response = server.post(&path, &body).send().await.unwrap();
+            let refused = body.get("suffix").is_some();
+            let status = response.status();
+            let text = response.text().await.unwrap_or_default();
+            assert_eq!(status.is_success(), !refused, "{model:?} {path} {body}\n{text}");
+        }
     }
 }

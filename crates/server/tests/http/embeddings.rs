@@ -41,7 +41,7 @@ async fn vectors_may_be_short_and_packed() {
     assert_eq!(packed["data"][0]["embedding"].as_str().unwrap().len(), 12);
     let refused = server.post("/v1/embeddings", &json!({"input": "x", "dimensions": 9})).send().await.unwrap();
     assert_eq!(refused.status(), 400);
-    assert!(refused.text().await.unwrap().contains("dimensions must be at most 8, got 9."));
+    assert!(refused.text().await.unwrap().contains("Model 'mock' only supports dimensions in range [1, 8], got 9."));
     assert_eq!(
         server.metric("vllm:prompt_tokens_total{engine=\"0\",model_name=\"mock\"}"),
         2.0,

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use octavo_server::{KeyEntry, KeyHash, KeyLimits, StoreLimits};
+use octavo_server::{Activation, KeyEntry, KeyHash, KeyLimits, StoreLimits};
 use reqwest::{RequestBuilder, Response};
 use serde_json::{Value, json};
 
@@ -212,6 +212,38 @@ async fn every_route_that_computes_counts() {
     }
     let series = "{engine=\"0\",model_name=\"mock\"}";
     assert_eq!(answers, server.metric(&format!("vllm:generation_tokens_total{series}")));
+}
+
+#[tokio::test]
+async fn requests_for_vectors_and_scores_count() {
+    let input = json!({"input": "hi"});
+    let shared = [("/pooling", input.clone()), ("/invocations", input.clone())];
+    let pairs = json!({"queries": "q", "query": "q", "documents": ["a", "b"]});
+    let scoring = ["/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"].map(|path| (path, pairs.clone()));
+    let embedder = [("/v1/embeddings", input.clone()), ("/v2/embed", json!({"texts": ["hi"]}))];
+    let classifier = [("/classify", input)];
+    let models = [
+        // A text has two special tokens. One query is read once.
+        (Setup::embedder(), &embedder[..], 3 + 3 + 3),
+        // A pair has three.
+        (Setup::classifier(&["only"], Activation::Sigmoid), &classifier[..], 5 + 5),
+    ];
+    for (setup, own, pair_tokens) in models {
+        let server = start(setup, vec![unlimited("a")]).await;
+        let (mut requests, mut tokens) = (0.0, 0.0);
+        for (path, body) in own.iter().chain(&shared).chain(&scoring) {
+            ok(server.post(path, body).bearer_auth("key-a")).await;
+            requests += 1.0;
+            tokens += f64::from(if body.get("documents").is_some() { pair_tokens } else { 4 });
+            assert_eq!(usage(&server, "requests", "a"), requests, "{path}");
+            assert_eq!(usage(&server, "prompt_tokens", "a"), tokens, "{path}");
+            assert_eq!(server.post(path, body).send().await.unwrap().status(), 401, "{path}");
+        }
+        let series = "{engine=\"0\",model_name=\"mock\"}";
+        assert_eq!(tokens, server.metric(&format!("vllm:prompt_tokens_total{series}")));
+        assert_eq!(usage(&server, "generation_tokens", "a"), 0.0);
+        server.idle().await;
+    }
 }
 
 #[tokio::test]

@@ -1,14 +1,18 @@
 //! A server on a port of its own, and what tests ask of it.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use octavo_engine::mock::{MockConfig, MockExecutor};
 use octavo_engine::{
     Engine, EngineConfig, EngineHandle, Executor, ExecutorError, KvCacheSpec, StepId, StepMasks, StepOutput, StepPlan,
 };
-use octavo_server::{ApiKeys, Server, ServerConfig, ServerError, Shutdown, TextModel};
+use octavo_server::{
+    Activation, ApiKeys, Matryoshka, PairFormat, PoolingConfig, PoolingKind, Server, ServerConfig, ServerError,
+    Shutdown, TextModel,
+};
 use octavo_telemetry::{Telemetry, TelemetryConfig, TraceConfig, Traces};
 use octavo_text::{ChatTemplate, ReasoningSyntax, ToolSyntax};
 use reqwest::{Client, RequestBuilder, Response};
@@ -17,7 +21,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use crate::vocabulary::TEMPLATE;
-pub use crate::vocabulary::{IM_END, VOCAB, WORDS, id, tokenizer};
+pub use crate::vocabulary::{IM_END, VOCAB, WORDS, encoder_tokenizer, id, tokenizer};
 
 /// The ids of words.
 pub fn script(words: &[&str]) -> Option<Arc<[u32]>> {
@@ -34,13 +38,17 @@ impl Gate {
     }
 }
 
-/// A mock whose steps end when the test says so.
-struct Gated {
+/// A prompt and the position of its second text.
+pub type Seen = (Vec<u32>, Option<u32>);
+
+/// A mock that remembers its prompts, and whose steps end when the test says so.
+struct Watched {
     inner: MockExecutor,
-    gate: Receiver<()>,
+    gate: Option<Receiver<()>>,
+    seen: Arc<Mutex<Vec<Seen>>>,
 }
 
-impl Executor for Gated {
+impl Executor for Watched {
     fn kv_cache_spec(&self) -> &KvCacheSpec {
         self.inner.kv_cache_spec()
     }
@@ -50,6 +58,8 @@ impl Executor for Gated {
     }
 
     fn submit(&mut self, plan: StepPlan) -> Result<(), ExecutorError> {
+        let joined = plan.joined.iter().map(|joined| (joined.prompt.to_vec(), joined.second_text));
+        self.seen.lock().unwrap().extend(joined);
         self.inner.submit(plan)
     }
 
@@ -58,8 +68,10 @@ impl Executor for Gated {
     }
 
     fn wait(&mut self) -> Result<StepOutput, ExecutorError> {
-        // An error says that the gate is gone: it stays open.
-        let _ = self.gate.recv();
+        if let Some(gate) = &self.gate {
+            // An error says that the gate is gone: it stays open.
+            let _ = gate.recv();
+        }
         self.inner.wait()
     }
 }
@@ -71,6 +83,10 @@ pub struct Setup {
     pub config: ServerConfig,
     /// Tokens beside words and specials.
     more_tokens: &'static [&'static str],
+    /// Whether prompts begin and end with special tokens.
+    encoder: bool,
+    /// The chat template.
+    pub template: &'static str,
     gate: Option<Receiver<()>>,
     traces: Option<TraceConfig>,
 }
@@ -99,6 +115,8 @@ impl Default for Setup {
                 ..ServerConfig::default()
             },
             more_tokens: &[],
+            encoder: false,
+            template: TEMPLATE,
             gate: None,
             traces: None,
         }
@@ -166,6 +184,32 @@ impl Setup {
         setup
     }
 
+    /// Returns vectors of eight elements.
+    pub fn embedder() -> Self {
+        Self::pooling(PoolingKind::Embedder { normalise: true, matryoshka: Matryoshka::Any })
+    }
+
+    /// Returns a score for each label.
+    pub fn classifier(labels: &[&str], activation: Activation) -> Self {
+        let labels: Vec<String> = labels.iter().map(|&label| label.to_owned()).collect();
+        let mut setup = Self::pooling(PoolingKind::Classifier { labels: labels.clone(), activation });
+        setup.mock.hidden_size = labels.len();
+        setup
+    }
+
+    fn pooling(kind: PoolingKind) -> Self {
+        let mut setup = Self { encoder: true, ..Self::default() };
+        let pairs = PairFormat::Template { token_types: true };
+        setup.config.pooling =
+            Some(PoolingConfig { kind, tokens: true, pairs, lowercase: false, prompts: BTreeMap::new() });
+        setup
+    }
+
+    /// The configuration of a pooling model.
+    pub fn pools(&mut self) -> &mut PoolingConfig {
+        self.config.pooling.as_mut().unwrap()
+    }
+
     /// Draws no token before it is told to.
     pub fn gated(mut self) -> (Self, Gate) {
         let (open, gate) = channel();
@@ -182,24 +226,26 @@ impl Setup {
 
     /// Everything but the socket.
     pub fn compose(self) -> (Server, Engine, Telemetry) {
+        let (server, engine, telemetry, _) = self.compose_watched();
+        (server, engine, telemetry)
+    }
+
+    fn compose_watched(self) -> (Server, Engine, Telemetry, Arc<Mutex<Vec<Seen>>>) {
         let max_model_len = self.config.max_model_len;
         let telemetry = Telemetry::new(TelemetryConfig { model_name: "mock".into(), engine: 0, max_model_len });
-        let mock = MockExecutor::new(self.mock);
-        let executor: Box<dyn Executor> = match self.gate {
-            Some(gate) => Box::new(Gated { inner: mock, gate }),
-            None => Box::new(mock),
-        };
-        let engine = Engine::spawn(executor, self.engine, telemetry.engine()).unwrap();
-        let tokenizer = Arc::new(tokenizer(self.more_tokens));
-        let template = ChatTemplate::new(TEMPLATE, tokenizer.special()).unwrap();
+        let seen = Arc::new(Mutex::new(vec![]));
+        let executor = Watched { inner: MockExecutor::new(self.mock), gate: self.gate, seen: Arc::clone(&seen) };
+        let engine = Engine::spawn(Box::new(executor), self.engine, telemetry.engine()).unwrap();
+        let tokenizer = Arc::new(if self.encoder { encoder_tokenizer() } else { tokenizer(self.more_tokens) });
+        let template = ChatTemplate::new(self.template, tokenizer.special()).unwrap();
         let text = TextModel { tokenizer, template: Some(Arc::new(template)), images: None };
-        (Server::new(engine.handle(), text, telemetry.clone(), self.config), engine, telemetry)
+        (Server::new(engine.handle(), text, telemetry.clone(), self.config), engine, telemetry, seen)
     }
 
     /// Serves on a free port.
     pub async fn start(self) -> TestServer {
         let config = self.traces.clone();
-        let (server, engine, telemetry) = self.compose();
+        let (server, engine, telemetry, seen) = self.compose_watched();
         let traces = config.map(|config| telemetry.start_traces(&config).unwrap());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -208,7 +254,8 @@ impl Setup {
         let task = tokio::spawn(server.serve(listener, shutdown.clone()));
         let url = format!("http://{address}");
         let client = Client::builder().no_proxy().build().unwrap();
-        TestServer { url, client, telemetry, keys, shutdown, task, traces, handle: engine.handle(), _engine: engine }
+        let handle = engine.handle();
+        TestServer { url, client, telemetry, keys, shutdown, task, traces, handle, seen, _engine: engine }
     }
 }
 
@@ -223,6 +270,8 @@ pub struct TestServer {
     /// Sends the last spans when taken and dropped.
     pub traces: Option<Traces>,
     pub handle: EngineHandle,
+    /// The prompts that the engine has begun, in their order.
+    pub seen: Arc<Mutex<Vec<Seen>>>,
     _engine: Engine,
 }
 
@@ -267,6 +316,11 @@ impl TestServer {
             (status.running, status.waiting, status.blocks_used) == (0, 0, 0)
         })
         .await;
+    }
+
+    /// Waits until the engine has begun a prompt.
+    pub async fn begun(&self) {
+        self.until("a prompt is begun", |server| !server.seen.lock().unwrap().is_empty()).await;
     }
 
     /// Waits until `sequences` run.

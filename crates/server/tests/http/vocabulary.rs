@@ -26,6 +26,25 @@ pub fn id(token: &str) -> u32 {
 /// A byte-level tokenizer: text becomes bytes, words come only from the script. The ids of `more` tokens start at
 /// [`VOCAB`].
 pub fn tokenizer(more: &[&str]) -> Tokenizer {
+    build(more, &Value::Null, SpecialTokens { eos: Some("<|im_end|>".into()), ..SpecialTokens::default() })
+}
+
+/// The same tokenizer, which puts a text between `<|im_start|>` and `<|im_end|>` and adds another `<|im_end|>` after the
+/// second text of a pair, as BERT does it with `[CLS]` and `[SEP]`.
+#[allow(dead_code, reason = "not every test binary has pairs")]
+pub fn encoder_tokenizer() -> Tokenizer {
+    let special = |token: &str, kind: u32| json!({"SpecialToken": {"id": token, "type_id": kind}});
+    let text = |name: &str, kind: u32| json!({"Sequence": {"id": name, "type_id": kind}});
+    let single = [special("<|im_start|>", 0), text("A", 0), special("<|im_end|>", 0)];
+    let second = [text("B", 1), special("<|im_end|>", 1)];
+    let tokens = ["<|im_start|>", "<|im_end|>"]
+        .map(|token| (token.to_owned(), json!({"id": token, "ids": [id(token)], "tokens": [token]})));
+    let (pair, tokens) = ([&single[..], &second[..]].concat(), Map::from_iter(tokens));
+    let template = json!({"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens});
+    build(&[], &template, SpecialTokens { pad: Some("<|endoftext|>".into()), ..SpecialTokens::default() })
+}
+
+fn build(more: &[&str], post_processor: &Value, special: SpecialTokens) -> Tokenizer {
     let words = WORDS.iter().map(|word| word.bytes().map(symbol).collect());
     let added = SPECIALS.iter().chain(more).copied();
     let tokens: Vec<String> =
@@ -40,11 +59,10 @@ pub fn tokenizer(more: &[&str]) -> Tokenizer {
     let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
     let json = json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": null,
-        "pre_tokenizer": byte_level, "post_processor": null, "decoder": byte_level,
+        "pre_tokenizer": byte_level, "post_processor": post_processor, "decoder": byte_level,
         "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
                   "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocab, "merges": []},
     });
-    let special = SpecialTokens { eos: Some("<|im_end|>".into()), ..SpecialTokens::default() };
     Tokenizer::from_json(json.to_string().as_bytes(), special).unwrap()
 }
 

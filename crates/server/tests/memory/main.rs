@@ -6,6 +6,7 @@
 #[path = "../http/vocabulary.rs"]
 mod vocabulary;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Router;
@@ -15,7 +16,7 @@ use http_body_util::BodyExt;
 use octavo_engine::mock::{MockConfig, MockExecutor};
 use octavo_engine::{Engine, EngineConfig};
 use octavo_server::internals::post_routes;
-use octavo_server::{Server, ServerConfig, TextModel};
+use octavo_server::{Activation, Matryoshka, PairFormat, PoolingConfig, PoolingKind, Server, ServerConfig, TextModel};
 use octavo_telemetry::{Telemetry, TelemetryConfig};
 use octavo_text::ChatTemplate;
 use peak_alloc::PeakAlloc;
@@ -36,10 +37,16 @@ const ALLOWANCE: usize = 24 << 20;
 const REMAINS: usize = 2 << 20;
 
 /// Fields of any route, each of which takes every shape.
-const FIELDS: [&str; 29] = [
+const FIELDS: [&str; 35] = [
     "messages",
     "prompt",
     "input",
+    "query",
+    "queries",
+    "items",
+    "texts",
+    "inputs",
+    "embedding_types",
     "tokens",
     "tools",
     "tool_choice",
@@ -109,9 +116,18 @@ fn body(field: &str, value: &str) -> String {
         ("input", "\"hi\""),
         ("tokens", "[1]"),
         ("max_tokens", "1"),
+        ("query", "\"hi\""),
+        ("queries", "\"hi\""),
+        ("documents", "[\"hi\"]"),
+        ("texts", "[\"hi\"]"),
     ];
     // A conversation takes precedence over a prompt, where a route takes both.
-    let hidden = matches!(field, "prompt" | "input").then_some("messages");
+    let hidden = match field {
+        "prompt" | "input" => Some("messages"),
+        "items" => Some("documents"),
+        "inputs" => Some("texts"),
+        _ => None,
+    };
     let others = others.iter().filter(|(name, _)| *name != field && Some(*name) != hidden);
     let fields: String = others.map(|(name, value)| format!("\"{name}\":{value},")).collect();
     format!("{{{fields}\"{field}\":{value}}}")
@@ -119,11 +135,18 @@ fn body(field: &str, value: &str) -> String {
 
 struct TestServer {
     router: Router,
+    routes: Vec<&'static str>,
     _engine: Engine,
 }
 
+/// A model that returns vectors or scores.
+fn pooling(kind: PoolingKind) -> Option<PoolingConfig> {
+    let pairs = PairFormat::Template { token_types: true };
+    Some(PoolingConfig { kind, tokens: true, pairs, lowercase: false, prompts: BTreeMap::new() })
+}
+
 impl TestServer {
-    fn new(max_model_len: usize) -> Self {
+    fn new(max_model_len: usize, pooling: Option<PoolingConfig>) -> Self {
         let telemetry = Telemetry::new(TelemetryConfig { model_name: "mock".into(), engine: 0, max_model_len });
         let mock = MockExecutor::new(MockConfig {
             vocab_size: VOCAB,
@@ -137,9 +160,16 @@ impl TestServer {
         let tokenizer = Arc::new(tokenizer(&[]));
         let template = ChatTemplate::new(TEMPLATE, tokenizer.special()).unwrap();
         let text = TextModel { tokenizer, template: Some(Arc::new(template)), images: None };
-        let config =
-            ServerConfig { max_model_len, vocab_size: VOCAB, eos_token_ids: vec![IM_END], ..ServerConfig::default() };
-        Self { router: Server::new(engine.handle(), text, telemetry, config).router(), _engine: engine }
+        let config = ServerConfig {
+            max_model_len,
+            vocab_size: VOCAB,
+            embedding_size: MockConfig::default().hidden_size,
+            eos_token_ids: vec![IM_END],
+            pooling,
+            ..ServerConfig::default()
+        };
+        let routes = post_routes(&config);
+        Self { router: Server::new(engine.handle(), text, telemetry, config).router(), routes, _engine: engine }
     }
 
     /// The most memory that a request took beside its body, in bytes.
@@ -185,7 +215,7 @@ fn giants() -> Vec<(&'static str, &'static str, String, usize)> {
 
 /// Measures [`giants`] and adds those that take too much.
 async fn requests_that_once_took_gigabytes(failures: &mut Vec<(usize, String)>) {
-    let server = TestServer::new(64 << 10);
+    let server = TestServer::new(64 << 10, None);
     for (name, path, body, limit) in giants() {
         let length = body.len();
         let peak = server.peak(path, body).await;
@@ -217,19 +247,13 @@ async fn sequences_share_what_they_do_not_change(server: &TestServer) {
     assert!(extra[1] <= extra[0] + (2 << 20), "one sequence takes {} more bytes, and 128 take {}", extra[0], extra[1]);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_memory_of_a_request_is_a_small_multiple_of_its_body() {
-    let server = TestServer::new(4096);
-    let routes = post_routes();
-    assert!(routes.contains(&"/v1/chat/completions"));
-    // The first grammar creates the compiler, which stays.
-    let first = body("response_format", r#"{"type":"json_object"}"#);
-    server.peak("/v1/chat/completions", first).await;
-    let (mut failures, mut started) = (vec![], 0);
+/// Sends every shape in every field to every route of a server, and adds the requests that take too much.
+async fn every_field_takes_every_shape(server: &TestServer, failures: &mut Vec<(usize, String)>) {
+    let mut started = 0;
     for bytes in [8 << 10, 256 << 10] {
         for (shape, value) in shapes(bytes) {
             for field in FIELDS {
-                for path in &routes {
+                for path in &server.routes {
                     let body = body(field, &value);
                     let limit = ALLOWANCE + FACTOR * body.len();
                     let length = body.len();
@@ -244,8 +268,26 @@ async fn the_memory_of_a_request_is_a_small_multiple_of_its_body() {
         assert!(started == 0 || now <= started + REMAINS, "{started} bytes were in use, and now {now}");
         started = now;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_memory_of_a_request_is_a_small_multiple_of_its_body() {
+    let server = TestServer::new(4096, None);
+    assert!(server.routes.contains(&"/v1/chat/completions"));
+    // The first grammar creates the compiler, which stays.
+    let first = body("response_format", r#"{"type":"json_object"}"#);
+    server.peak("/v1/chat/completions", first).await;
+    let mut failures = vec![];
+    every_field_takes_every_shape(&server, &mut failures).await;
     sequences_share_what_they_do_not_change(&server).await;
     drop(server);
+    let embedder = PoolingKind::Embedder { normalise: true, matryoshka: Matryoshka::Any };
+    let classifier = PoolingKind::Classifier { labels: vec!["only".into()], activation: Activation::Sigmoid };
+    for (kind, path) in [(embedder, "/v2/embed"), (classifier, "/classify")] {
+        let server = TestServer::new(4096, pooling(kind));
+        assert!(server.routes.contains(&path) && server.routes.contains(&"/rerank"));
+        every_field_takes_every_shape(&server, &mut failures).await;
+    }
     requests_that_once_took_gigabytes(&mut failures).await;
     failures.sort_by(|a, b| b.cmp(a));
     let lines: Vec<_> = failures.iter().map(|(peak, what)| format!("{} KiB for {what}", peak >> 10)).collect();

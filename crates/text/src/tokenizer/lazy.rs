@@ -44,7 +44,19 @@ pub(super) struct LazyEncoder {
 enum Normalization {
     Local(LocalNormalizer),
     Prepend(String),
-    Replace { from: String, to: String },
+    Replace {
+        from: String,
+        to: String,
+    },
+    /// White space is removed from the ends.
+    Strip {
+        left: bool,
+        right: bool,
+    },
+    /// Each run of two spaces or more is replaced.
+    SpaceRuns {
+        to: String,
+    },
 }
 
 /// The replacement of spaces by a visible character, which may also be put before the text.
@@ -75,6 +87,8 @@ enum Split {
     Before(char),
     /// White space is removed, and the text between it is pieces.
     WhiteSpace,
+    /// A piece gets this character before it, unless it begins with one.
+    Prefix(char),
     /// Each punctuation character of BERT is a piece.
     Punctuation,
 }
@@ -154,7 +168,8 @@ impl LazyEncoder {
     /// Adds a step of the pre-tokenizer; `None` if it is unknown.
     fn add_pre_tokenizer(&mut self, step: &Value) -> Option<()> {
         // These rewrite the text, so no rule may follow.
-        if self.bytes.is_some() || self.metaspace.is_some() {
+        let prefixes = self.splits.iter().any(|split| matches!(split, Split::Prefix(_)));
+        if self.bytes.is_some() || self.metaspace.is_some() || prefixes {
             return None;
         }
         match step["type"].as_str()? {
@@ -177,6 +192,13 @@ impl LazyEncoder {
             "Split" if step["pattern"]["String"] == " " && self.replaces_spaces() => {}
             "Split" if step["behavior"] == "Isolated" && step["invert"] == false => {
                 self.splits.push(Split::Regex(SysRegex::new(step["pattern"]["Regex"].as_str()?).ok()?));
+            }
+            "Metaspace" if matches!(self.splits[..], [Split::WhiteSpace]) && step["prepend_scheme"] == "always" => {
+                let replacement = step["replacement"].as_str()?.chars().next()?;
+                self.splits.push(Split::Prefix(replacement));
+                if step["split"] == true {
+                    self.splits.push(Split::Before(replacement));
+                }
             }
             "Metaspace" if self.splits.is_empty() => {
                 let replacement = step["replacement"].as_str()?.chars().next()?;
@@ -204,7 +226,7 @@ impl LazyEncoder {
 
     /// Whether nothing happens to a text but that spaces are replaced and pieces begin there.
     pub(super) fn only_replaces_spaces(&self) -> bool {
-        let known = |step: &Normalization| !matches!(step, Normalization::Local(_));
+        let known = |step: &Normalization| matches!(step, Normalization::Prepend(_) | Normalization::Replace { .. });
         let at_spaces = |split: &Split| matches!(split, Split::Before(_));
         self.replaces_spaces() && self.normalizers.iter().all(known) && self.splits.iter().all(at_spaces)
     }
@@ -292,6 +314,16 @@ impl<E: From<TokenizerError>> Encoding<'_, E> {
                     text = Cow::Owned(text.replace(from, to));
                 }
                 Normalization::Replace { .. } => {}
+                Normalization::Strip { left, right } => {
+                    let start = if *left { text.len() - text.trim_start().len() } else { 0 };
+                    let end = if *right { text.trim_end().len().max(start) } else { text.len() };
+                    text = match text {
+                        Cow::Borrowed(text) => Cow::Borrowed(&text[start..end]),
+                        Cow::Owned(text) => Cow::Owned(text[start..end].to_owned()),
+                    };
+                }
+                Normalization::SpaceRuns { to } if text.contains("  ") => text = Cow::Owned(without_runs(&text, to)),
+                Normalization::SpaceRuns { .. } => {}
                 Normalization::Local(local) if local.keeps(&text) => {}
                 Normalization::Local(local) => text = Cow::Owned(self.in_parts(local, &text)?),
             }
@@ -331,6 +363,8 @@ impl<E: From<TokenizerError>> Encoding<'_, E> {
                 self.progress(piece.len() - word.len())
             }),
             Split::Punctuation => self.isolate(piece, rest, is_punctuation),
+            Split::Prefix(character) if piece.is_empty() || piece.starts_with(*character) => self.pieces(rest, piece),
+            Split::Prefix(character) => self.pieces(rest, &format!("{character}{piece}")),
             Split::Before(character) => {
                 let mut start = 0;
                 for (at, _) in piece.match_indices(*character) {
@@ -399,6 +433,10 @@ impl Normalization {
     fn parse(step: &Value) -> Option<Self> {
         match step["type"].as_str()? {
             "Prepend" => Some(Self::Prepend(step["prepend"].as_str()?.to_owned())),
+            "Strip" => Some(Self::Strip { left: step["strip_left"].as_bool()?, right: step["strip_right"].as_bool()? }),
+            "Replace" if step["pattern"]["Regex"] == " {2,}" => {
+                Some(Self::SpaceRuns { to: step["content"].as_str()?.to_owned() })
+            }
             "Replace" => {
                 let from = step["pattern"]["String"].as_str().filter(|from| !from.is_empty())?.to_owned();
                 Some(Self::Replace { from, to: step["content"].as_str()?.to_owned() })
@@ -504,6 +542,19 @@ impl Tokenizer {
     pub fn is_interruptible(&self) -> bool {
         self.parts.is_interruptible()
     }
+}
+
+/// A text in which `to` replaces each run of two spaces or more.
+fn without_runs(text: &str, to: &str) -> String {
+    let mut replaced = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(start) = rest.find("  ") {
+        replaced.push_str(&rest[..start]);
+        replaced.push_str(to);
+        rest = rest[start..].trim_start_matches(' ');
+    }
+    replaced.push_str(rest);
+    replaced
 }
 
 /// The most characters of a word that a WordPiece model may look at.

@@ -179,6 +179,12 @@ fn metaspace(scheme: &str, split: bool) -> Value {
     json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": split})
 }
 
+/// A small table of replacements, the removal of white space at the end, and the replacement of runs of spaces.
+pub(super) fn xlm_roberta_normalizer() -> Value {
+    let pairs: Value = serde_json::from_str(include_str!("../../tests/data/pairs.json")).unwrap();
+    pairs["unigram"]["tokenizer"]["normalizer"].clone()
+}
+
 /// A tokenizer of each kind, with its name and whether a text can be cut at boundaries.
 fn tokenizers() -> &'static [(String, bool, Tokenizer)] {
     static MADE: OnceLock<Vec<(String, bool, Tokenizer)>> = OnceLock::new();
@@ -229,6 +235,19 @@ fn tokenizers() -> &'static [(String, bool, Tokenizer)] {
             };
             made.push((kind.to_owned(), false, kind_of.build()));
         }
+        for (name, pre_tokenizer) in [("always", metaspace("always", true)), ("words", metaspace("always", true))] {
+            let words = json!({"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, pre_tokenizer]});
+            for added in [specials(), difficult()] {
+                let kind = Kind {
+                    normalizer: xlm_roberta_normalizer(),
+                    pre_tokenizer: if name == "words" { words.clone() } else { pre_tokenizer.clone() },
+                    post_processor: template(),
+                    added,
+                    model: unigram_model(false),
+                };
+                made.push((format!("XLM-RoBERTa, {name}"), false, kind.build()));
+            }
+        }
         let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
         let legacy = json!({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, replace]});
         let gemma =
@@ -260,7 +279,7 @@ fn tokenizers() -> &'static [(String, bool, Tokenizer)] {
 }
 
 /// Text with many boundaries and many places that only look like one.
-fn text() -> impl Strategy<Value = String> {
+pub(super) fn text() -> impl Strategy<Value = String> {
     let tricky = [
         " ",
         "a",
@@ -300,6 +319,12 @@ fn text() -> impl Strategy<Value = String> {
         "/",
         "▁",
         "\u{1100}\u{1161}",
+        "\u{fb01}",
+        "n\u{303}",
+        "\u{1f468}\u{200d}\u{1f469}",
+        "\u{1f1e9}\u{1f1ea}",
+        "\u{915}\u{94d}\u{937}",
+        "\u{6dd}",
     ];
     let piece = prop_oneof![
         4 => prop::sample::select(tricky.to_vec()).prop_map(str::to_owned),

@@ -3,7 +3,7 @@
 tokenizers library.
 
 word_piece      BERT: its normaliser and pre-tokenizer, WordPiece, token types 0 and 1
-unigram         XLM-RoBERTa: Unigram with a visible space, <s> a </s></s> b </s>, one token type
+unigram         XLM-RoBERTa: a table of replacements, Unigram with a visible space, <s> a </s></s> b </s>, one token type
 byte_level      ModernBERT: byte-level BPE, [CLS] a [SEP] b [SEP], one token type
 roberta         RoBERTa: byte-level BPE with its own post-processor
 decoder         Llama: byte-fallback BPE, <s> before each of the texts
@@ -12,15 +12,19 @@ The trainer of Unigram does not give the same entries twice, which is why the fi
 
 Each case is [first text, second text or null, most tokens or null, kept side, token ids, token types].
 
-Run with:   pip install tokenizers==0.23.3
+Run with:   pip install tokenizers==0.23.3 sentencepiece==0.2.3 protobuf==7.36.2
             python generate_pairs.py
 """
 
+import io
 import json
 import pathlib
 import random
+import tempfile
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 HERE = pathlib.Path(__file__).parent
 
@@ -34,7 +38,7 @@ def add(a, b):
 
 TEXTS = [
     "", " ", "a", "What is the capital of France?", "Paris is the capital of France.", "Berlin", "naïve café, señor",
-    "Привет, мир!", "你好，世界。", "  two  spaces  ", "unseen: \U0001f600 \u0bb5\u0ba3", "[SEP] </s> <s> [CLS]", "a\nb\tc",
+    "Привет, мир!", "你好，世界。", "  two  spaces  ", "unseen: \U0001f600 \u0bb5\u0ba3", "[SEP] </s> <s> [CLS]", "a\nb\tc", "\ufb01ne \uff21\uff42 cafe\u0301\u3000man\u0303ana \u00adx\u200by\u2460",
     "it was the best of times, it was the worst of times, " * 3, "The quick brown fox " * 8,
 ]
 
@@ -62,9 +66,35 @@ def word_piece():
     return tokenizer
 
 
+# Some of the replacements of XLM-RoBERTa, whose table has 300 kB.
+REPLACEMENTS = {
+    "\t": " ", "\n": " ", "\r": " ", "\u00a0": " ", "\u3000": " ", "\u200b": "", "\u00ad": "", "\x7f": "", "\ufb01": "fi",
+    "\uff21": "A", "\uff42": "b", "e\u0301": "\u00e9", "n\u0303": "\u00f1", "\u2460": "1", "\u0958": "\u0915\u093c",
+}
+
+
+def precompiled():
+    """Returns SentencePiece's compiled table of the replacements."""
+    with tempfile.NamedTemporaryFile("w", suffix=".tsv") as rules:
+        for old, new in REPLACEMENTS.items():
+            rules.write(" ".join(f"{ord(c):X}" for c in old) + "\t" + " ".join(f"{ord(c):X}" for c in new) + "\n")
+        rules.flush()
+        out = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(PROSE.splitlines()), model_writer=out, vocab_size=200, hard_vocab_limit=False,
+            normalization_rule_tsv=rules.name, num_threads=1, minloglevel=2,
+        )
+    proto = sentencepiece_model_pb2.ModelProto()
+    proto.ParseFromString(out.getvalue())
+    return normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap)
+
+
 def unigram():
     tokenizer = Tokenizer(models.Unigram())
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(" ", "\u2581")])
+    # As transformers converts SentencePiece models.
+    tokenizer.normalizer = normalizers.Sequence(
+        [precompiled(), normalizers.Strip(left=False, right=True), normalizers.Replace(Regex(" {2,}"), "\u2581")]
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     specials = ["<s>", "<pad>", "</s>", "<unk>"]
     trainer = trainers.UnigramTrainer(vocab_size=260, special_tokens=specials, unk_token="<unk>", show_progress=False)
