@@ -311,6 +311,7 @@ async fn messages_are_rendered_without_the_start_of_an_answer() {
     assert_eq!(embed(json!({"add_generation_prompt": true})).await, 10 + 11);
     assert_eq!(embed(json!({"truncate_prompt_tokens": 4})).await, 4);
     assert_eq!(embed(json!({"add_special_tokens": true})).await, 12);
+    assert_eq!(embed(json!({"continue_final_message": true})).await, 8, "without the end of the message");
 }
 
 #[tokio::test]
