@@ -69,6 +69,11 @@ pub(crate) struct App {
 }
 
 impl App {
+    /// Whether the length of a text bounds the number of its tokens.
+    pub(crate) fn bounds_texts(&self) -> bool {
+        self.longest_token.is_some()
+    }
+
     /// Whether a text of so many bytes has more tokens than a prompt may have, whatever it is.
     pub(crate) fn is_too_long(&self, bytes: usize) -> bool {
         self.longest_token.is_some_and(|longest| bytes.div_ceil(longest) > self.config.max_model_len)

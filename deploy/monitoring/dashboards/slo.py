@@ -4,7 +4,7 @@ from application import VARIABLES as APPLICATION
 from grafana import dashboard, query, row, series, stat
 
 JOB = 'job=~"$job"'
-HANDLERS = 'handler=~"/v1/(chat/completions|completions|responses|messages|embeddings)|/generate|/invocations"'
+HANDLERS = 'handler=~"/v1/(chat/completions|completions|responses|messages|embeddings|score|rerank)|/v2/(embed|rerank)|/pooling|/classify|/score|/rerank|/generate|/invocations"'
 WINDOWS = ("5m", "30m", "1h", "6h")
 # What the alerts fire at; their rules pair the hour with five minutes and six hours with half an hour.
 FAST, SLOW = 14.4, 6

@@ -261,7 +261,7 @@ fn unserved_flags_warn_or_refuse() {
         vec!["--enable-lora"],
         vec!["--lora-modules", "a=/a"],
         vec!["--kv-transfer-config", r#"{"kv_connector":"x"}"#],
-        vec!["--hf-overrides.x", "1"],
+        vec!["--rope-scaling.x", "1"],
         vec!["--logprobs-mode", "processed_logits"],
     ] {
         let error = check(&line).unwrap_err().to_string();

@@ -189,7 +189,8 @@ fn restrictions(state: &AppState, common: &CommonFields) -> Result<Restrictions,
 }
 
 /// Tokenizes a text. A text that is too long for the context by its length alone is refused at once, unless it is to be
-/// truncated; then only the tokens that truncation keeps are computed.
+/// truncated; then only the tokens that truncation keeps are computed. If the length says nothing, no more tokens than one
+/// too many are computed.
 pub(crate) fn tokenise(
     state: &AppState,
     text: &str,
@@ -200,11 +201,19 @@ pub(crate) fn tokenise(
     if truncation.is_none() && state.is_too_long(text.len()) {
         return Err(ApiError::prompt_too_long(max_model_len + 1, true, max_model_len));
     }
-    let wanted = truncation.map_or(Wanted::All, |truncation| {
-        let most = truncation.tokens.map_or(max_model_len, |tokens| (tokens as usize).min(max_model_len));
-        if truncation.keeps_end() { Wanted::Last(most) } else { Wanted::First(most) }
-    });
-    tokenise_in_turns(state, text, (add_special_tokens, wanted))
+    let wanted = match truncation {
+        None if state.bounds_texts() => Wanted::All,
+        None => Wanted::First(max_model_len.saturating_add(1)),
+        Some(truncation) => {
+            let most = truncation.tokens.map_or(max_model_len, |tokens| (tokens as usize).min(max_model_len));
+            if truncation.keeps_end() { Wanted::Last(most) } else { Wanted::First(most) }
+        }
+    };
+    let tokens = tokenise_in_turns(state, text, (add_special_tokens, wanted))?;
+    if wanted != Wanted::All && tokens.len() > max_model_len {
+        return Err(ApiError::prompt_too_long(tokens.len(), true, max_model_len));
+    }
+    Ok(tokens)
 }
 
 /// Tokenizes a text of any length, in turns with other requests.

@@ -18,21 +18,30 @@ const PROMPT_ENTRY: usize = 64;
 
 /// The parts of a response whose size the request determines, in bytes by field.
 pub(super) struct ResponseSize {
-    /// Choices of each prompt.
-    n: usize,
+    /// Choices of each prompt; `None` if the route has no choices.
+    n: Option<usize>,
     parts: Vec<(&'static str, usize)>,
 }
 
 impl ResponseSize {
     /// An empty response with `n` choices for each prompt.
     pub(super) fn new(n: u32) -> Self {
-        Self { n: n as usize, parts: vec![] }
+        Self { n: Some(n as usize), parts: vec![] }
+    }
+
+    /// An empty response of a route without choices.
+    pub(super) fn without_choices() -> Self {
+        Self { n: None, parts: vec![] }
+    }
+
+    fn choices(&self) -> usize {
+        self.n.unwrap_or(1)
     }
 
     /// Texts that each choice repeats.
     pub(super) fn texts<'a>(mut self, field: &'static str, texts: impl IntoIterator<Item = &'a str>) -> Self {
         let bytes = texts.into_iter().map(json_bytes).fold(0, usize::saturating_add);
-        self.parts.push((field, bytes.saturating_mul(self.n)));
+        self.parts.push((field, bytes.saturating_mul(self.choices())));
         self
     }
 
@@ -58,7 +67,7 @@ impl ResponseSize {
     }
 
     fn tokens(mut self, field: &'static str, tokens: usize, bytes: usize) -> Self {
-        self.parts.push((field, tokens.saturating_mul(bytes).saturating_mul(self.n)));
+        self.parts.push((field, tokens.saturating_mul(bytes).saturating_mul(self.choices())));
         self
     }
 
@@ -76,10 +85,10 @@ impl ResponseSize {
         else {
             return Ok(total);
         };
+        let (with_n, n) = self.n.map_or_else(Default::default, |n| (format!(" with n={n}"), ", n"));
         let message = format!(
-            "The response would have about {total} bytes, {bytes} of them for {field} with n={}, but at most {limit} are \
-             allowed. Please reduce {field}, n or the length of the prompt.",
-            self.n
+            "The response would have about {total} bytes, {bytes} of them for {field}{with_n}, but at most {limit} are \
+             allowed. Please reduce {field}{n} or the length of the prompt."
         );
         Err(ApiError::bad_request(message).with_param(field))
     }

@@ -41,9 +41,14 @@ pub(crate) struct ChatRequest {
 impl ChatRequest {
     /// Reads a body.
     pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        Self::parse_with(body, true)
+    }
+
+    /// Reads a body whose prompt ends with the start of an answer if it says so, or else if `starts_answer`.
+    pub(crate) fn parse_with(body: &[u8], starts_answer: bool) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         let messages = messages(&mut fields);
-        Self::read(fields, messages)
+        Self::read(fields, messages, starts_answer)
     }
 
     /// Reads a body whose messages are those of several conversations, and returns the request without messages, and the
@@ -63,12 +68,12 @@ impl ChatRequest {
         if fields.get("n").is_some_and(|n: i64| n != 1) {
             fields.value_error("n", "Batch chat completions do not support `n > 1`. Please set `n` to 1.");
         }
-        Ok((Self::read(fields, vec![])?, conversations))
+        Ok((Self::read(fields, vec![], true)?, conversations))
     }
 
-    fn read(mut fields: Fields<'_>, messages: Vec<Value>) -> Result<Self, ApiError> {
+    fn read(mut fields: Fields<'_>, messages: Vec<Value>, starts_answer: bool) -> Result<Self, ApiError> {
         unserved::refuse(&mut fields, Route::Chat);
-        let (add_generation_prompt, continue_final_message) = prompt_end(&mut fields);
+        let (add_generation_prompt, continue_final_message) = prompt_end(&mut fields, starts_answer);
         let request = Self {
             common: CommonFields::read(&mut fields),
             messages,
@@ -135,11 +140,11 @@ fn thinking_token_budget(fields: &mut Fields<'_>) -> Option<u32> {
     u32::try_from(budget).ok()
 }
 
-/// Whether the prompt ends with the start of a new message, which is the default, and whether it ends inside the last
-/// message.
-fn prompt_end(fields: &mut Fields<'_>) -> (bool, bool) {
+/// Whether the prompt ends with the start of a new message, by default if `starts_answer`, and whether it ends inside the
+/// last message.
+fn prompt_end(fields: &mut Fields<'_>, starts_answer: bool) -> (bool, bool) {
     let continue_final = fields.get("continue_final_message").unwrap_or(false);
-    let add_generation = fields.get("add_generation_prompt").unwrap_or(true);
+    let add_generation = fields.get("add_generation_prompt").unwrap_or(starts_answer);
     if continue_final && add_generation {
         let message = "Cannot set both `continue_final_message` and `add_generation_prompt` to True.";
         fields.value_error("continue_final_message", message);

@@ -311,6 +311,7 @@ async fn messages_are_rendered_without_the_start_of_an_answer() {
     assert_eq!(embed(json!({"add_generation_prompt": true})).await, 10 + 11);
     assert_eq!(embed(json!({"truncate_prompt_tokens": 4})).await, 4);
     assert_eq!(embed(json!({"add_special_tokens": true})).await, 12);
+    assert_eq!(embed(json!({"continue_final_message": true})).await, 8, "without the end of the message");
 }
 
 #[tokio::test]
@@ -329,7 +330,11 @@ async fn an_answer_that_would_be_too_large_is_refused_before_it_is_computed() {
     let server = setup.start().await;
     let body = |task: &str| json!({"input": "x".repeat(200), "task": task});
     let message = refused(&server, "/pooling", body("token_embed"), 400).await;
-    assert!(message.starts_with("The response would have about 21072 bytes"), "{message}");
+    assert_eq!(
+        message,
+        "The response would have about 21072 bytes, 21072 of them for input, but at most 10000 are allowed. Please reduce \
+         input or the length of the prompt."
+    );
     ok(server.post("/pooling", &body("embed"))).await;
     let bytes =
         crate::support::with(body("token_embed"), json!({"encoding_format": "bytes", "embed_dtype": "float16"}));

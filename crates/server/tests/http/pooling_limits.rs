@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use octavo_server::Activation;
+use octavo_text::{SpecialTokens, Tokenizer};
 use serde_json::{Value, json};
 
 use crate::pooling::refused;
@@ -67,6 +68,28 @@ async fn if_one_sequence_is_too_many_none_runs() {
     drop(gate);
     server.idle().await;
     assert_eq!(ok(server.post("/v1/embeddings", &json!({"input": "x"}))).await["usage"]["prompt_tokens"], 3);
+}
+
+/// BERT's tokenizer drops white space and replaces a long word by one token.
+#[tokio::test]
+async fn a_long_text_may_have_few_tokens() {
+    let kinds: Value = serde_json::from_str(include_str!("../../../text/tests/data/pairs.json")).unwrap();
+    let mut setup = Setup::embedder();
+    let json = kinds["word_piece"]["tokenizer"].to_string();
+    setup.tokenizer = Some(Tokenizer::from_json(json.as_bytes(), SpecialTokens::default()).unwrap());
+    let server = setup.start().await;
+    let tokens = async |text: String| {
+        ok(server.post("/v1/embeddings", &json!({"input": text}))).await["usage"]["prompt_tokens"].as_u64().unwrap()
+    };
+    assert_eq!(tokens(format!("a{}a", " ".repeat(1 << 17))).await, 4);
+    assert_eq!(tokens("x".repeat(1 << 17)).await, 3);
+    for (path, body) in [
+        ("/v1/embeddings", json!({"input": "a ".repeat(1 << 17)})),
+        ("/score", json!({"queries": "q", "documents": ["a ".repeat(1 << 17)]})),
+    ] {
+        let message = refused(&server, path, body, 400).await;
+        assert!(message.contains("your prompt contains at least 4097 input tokens"), "{message}");
+    }
 }
 
 #[tokio::test]

@@ -14,7 +14,7 @@ use octavo_server::{
     Shutdown, TextModel,
 };
 use octavo_telemetry::{Telemetry, TelemetryConfig, TraceConfig, Traces};
-use octavo_text::{ChatTemplate, ReasoningSyntax, ToolSyntax};
+use octavo_text::{ChatTemplate, ReasoningSyntax, Tokenizer, ToolSyntax};
 use reqwest::{Client, RequestBuilder, Response};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -83,8 +83,8 @@ pub struct Setup {
     pub config: ServerConfig,
     /// Tokens beside words and specials.
     more_tokens: &'static [&'static str],
-    /// Whether prompts begin and end with special tokens.
-    encoder: bool,
+    /// A tokenizer with other rules.
+    pub tokenizer: Option<Tokenizer>,
     /// The chat template.
     pub template: &'static str,
     gate: Option<Receiver<()>>,
@@ -115,7 +115,7 @@ impl Default for Setup {
                 ..ServerConfig::default()
             },
             more_tokens: &[],
-            encoder: false,
+            tokenizer: None,
             template: TEMPLATE,
             gate: None,
             traces: None,
@@ -198,7 +198,7 @@ impl Setup {
     }
 
     fn pooling(kind: PoolingKind) -> Self {
-        let mut setup = Self { encoder: true, ..Self::default() };
+        let mut setup = Self { tokenizer: Some(encoder_tokenizer()), ..Self::default() };
         let pairs = PairFormat::Template { token_types: true };
         setup.config.pooling =
             Some(PoolingConfig { kind, tokens: true, pairs, lowercase: false, prompts: BTreeMap::new() });
@@ -236,7 +236,7 @@ impl Setup {
         let seen = Arc::new(Mutex::new(vec![]));
         let executor = Watched { inner: MockExecutor::new(self.mock), gate: self.gate, seen: Arc::clone(&seen) };
         let engine = Engine::spawn(Box::new(executor), self.engine, telemetry.engine()).unwrap();
-        let tokenizer = Arc::new(if self.encoder { encoder_tokenizer() } else { tokenizer(self.more_tokens) });
+        let tokenizer = Arc::new(self.tokenizer.unwrap_or_else(|| tokenizer(self.more_tokens)));
         let template = ChatTemplate::new(self.template, tokenizer.special()).unwrap();
         let text = TextModel { tokenizer, template: Some(Arc::new(template)), images: None };
         (Server::new(engine.handle(), text, telemetry.clone(), self.config), engine, telemetry, seen)

@@ -185,6 +185,43 @@ pub(super) fn xlm_roberta_normalizer() -> Value {
     pairs["unigram"]["tokenizer"]["normalizer"].clone()
 }
 
+/// The tokenizers of encoders, in which no text can be cut at boundaries.
+fn of_encoders() -> Vec<(String, bool, Tokenizer)> {
+    let mut made = vec![];
+    for (number, normalizer) in bert_normalizers().enumerate() {
+        let pre_tokenizer = json!({"type": "BertPreTokenizer"});
+        let added = if number % 2 == 0 { specials() } else { difficult() };
+        let kind = Kind { normalizer, pre_tokenizer, post_processor: template(), added, model: word_piece_model() };
+        made.push((format!("BERT {number}"), false, kind.build()));
+    }
+    for kind in ["NFD", "NFKC", "NFKD", "StripAccents", "Lowercase"] {
+        let normalizer = json!({"type": "Sequence", "normalizers": [{"type": kind}, {"type": "NFC"}]});
+        let pre_tokenizer = json!({"type": "WhitespaceSplit"});
+        let kind_of = Kind {
+            normalizer,
+            pre_tokenizer,
+            post_processor: template(),
+            added: specials(),
+            model: unigram_model(false),
+        };
+        made.push((kind.to_owned(), false, kind_of.build()));
+    }
+    for (name, pre_tokenizer) in [("always", metaspace("always", true)), ("words", metaspace("always", true))] {
+        let words = json!({"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, pre_tokenizer]});
+        for added in [specials(), difficult()] {
+            let kind = Kind {
+                normalizer: xlm_roberta_normalizer(),
+                pre_tokenizer: if name == "words" { words.clone() } else { pre_tokenizer.clone() },
+                post_processor: template(),
+                added,
+                model: unigram_model(false),
+            };
+            made.push((format!("XLM-RoBERTa, {name}"), false, kind.build()));
+        }
+    }
+    made
+}
+
 /// A tokenizer of each kind, with its name and whether a text can be cut at boundaries.
 fn tokenizers() -> &'static [(String, bool, Tokenizer)] {
     static MADE: OnceLock<Vec<(String, bool, Tokenizer)>> = OnceLock::new();
@@ -217,37 +254,7 @@ fn tokenizers() -> &'static [(String, bool, Tokenizer)] {
             };
             made.push((format!("digits {digits}"), true, kind.build()));
         }
-        for (number, normalizer) in bert_normalizers().enumerate() {
-            let pre_tokenizer = json!({"type": "BertPreTokenizer"});
-            let added = if number % 2 == 0 { specials() } else { difficult() };
-            let kind = Kind { normalizer, pre_tokenizer, post_processor: template(), added, model: word_piece_model() };
-            made.push((format!("BERT {number}"), false, kind.build()));
-        }
-        for kind in ["NFD", "NFKC", "NFKD", "StripAccents", "Lowercase"] {
-            let normalizer = json!({"type": "Sequence", "normalizers": [{"type": kind}, {"type": "NFC"}]});
-            let pre_tokenizer = json!({"type": "WhitespaceSplit"});
-            let kind_of = Kind {
-                normalizer,
-                pre_tokenizer,
-                post_processor: template(),
-                added: specials(),
-                model: unigram_model(false),
-            };
-            made.push((kind.to_owned(), false, kind_of.build()));
-        }
-        for (name, pre_tokenizer) in [("always", metaspace("always", true)), ("words", metaspace("always", true))] {
-            let words = json!({"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, pre_tokenizer]});
-            for added in [specials(), difficult()] {
-                let kind = Kind {
-                    normalizer: xlm_roberta_normalizer(),
-                    pre_tokenizer: if name == "words" { words.clone() } else { pre_tokenizer.clone() },
-                    post_processor: template(),
-                    added,
-                    model: unigram_model(false),
-                };
-                made.push((format!("XLM-RoBERTa, {name}"), false, kind.build()));
-            }
-        }
+        made.extend(of_encoders());
         let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
         let legacy = json!({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, replace]});
         let gemma =

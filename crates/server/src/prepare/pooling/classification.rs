@@ -14,10 +14,10 @@ use crate::vectors::Classification;
 
 /// Prepares a request of POST /classify.
 pub(crate) fn classification(state: &AppState, body: &[u8], headers: &Headers) -> Result<PreparedPooling, ApiError> {
-    let ClassifyRequest { common, input } = ClassifyRequest::parse(body)?;
+    let ClassifyRequest { common, mut input } = ClassifyRequest::parse(body)?;
     check_model(state, common.model.as_deref())?;
     let (finish, labels) = state.score_finish(common.use_activation)?;
-    let prompts = Prompts::new(state, common.truncation, "input")?.input(&input)?;
+    let prompts = Prompts::new(state, common.truncation, "input")?.input(&mut input)?;
     let elements = prompts.len().saturating_mul(labels);
     let bytes = check_size(state, prompts.len(), elements, Encoding::default().bytes_per_element())?;
     let id = headers.id(common.request_id.as_ref());

@@ -29,7 +29,7 @@ pub(crate) fn cohere_embeddings(state: &AppState, body: &[u8], headers: &Headers
     };
     let elements = prompts.len().saturating_mul(width);
     let of_types = request.types.iter().map(|kind| bytes_per_eight(*kind)).sum::<usize>();
-    let bytes = ResponseSize::new(1)
+    let bytes = ResponseSize::without_choices()
         .texts("texts", texts.iter().flatten().map(String::as_str))
         .bytes("embedding_types", elements.saturating_mul(of_types) / 8 + prompts.len() * ITEM_BYTES)
         .check(state)?;
@@ -98,7 +98,7 @@ fn bytes_per_eight(kind: CohereType) -> usize {
 /// Refuses bits of vectors that are no bytes.
 fn check_bits(types: &[CohereType], width: usize) -> Result<(), ApiError> {
     let packs = types.iter().any(|kind| matches!(kind, CohereType::Binary | CohereType::UBinary));
-    if packs && width % 8 != 0 {
+    if packs && !width.is_multiple_of(8) {
         let message =
             format!("Embedding dimension must be a multiple of 8 for binary embedding types, but got {width}.");
         return Err(ApiError::bad_request(message).with_param("embedding_types"));

@@ -13,11 +13,12 @@ use crate::vectors::{Kind, Vectors};
 
 /// Prepares a request of POST /v1/embeddings.
 pub(crate) fn embeddings(state: &AppState, body: &[u8], headers: &Headers) -> Result<PreparedPooling, ApiError> {
-    let EmbeddingRequest { common, input, encoding, dimensions } = EmbeddingRequest::parse(body)?;
+    let generates = state.config.pooling.is_none();
+    let EmbeddingRequest { common, mut input, encoding, dimensions } = EmbeddingRequest::parse(body, generates)?;
     check_model(state, common.model.as_deref())?;
     let finish = state.vector_finish(common.use_activation)?;
     let dimensions = state.dimensions(dimensions, "dimensions")?;
-    let prompts = Prompts::new(state, common.truncation, "input")?.input(&input)?;
+    let prompts = Prompts::new(state, common.truncation, "input")?.input(&mut input)?;
     let elements = prompts.len().saturating_mul(dimensions.unwrap_or(state.config.embedding_size));
     let bytes = check_size(state, prompts.len(), elements, encoding.bytes_per_element())?;
     let id = headers.id(common.request_id.as_ref());

@@ -96,7 +96,7 @@ fn head(state: &App, id: String, prompt_tokens: usize) -> Head {
 /// Refuses results that would make too large an answer. Returns the estimated bytes.
 fn check_size(state: &AppState, results: usize, elements: usize, bytes_per_element: usize) -> Result<usize, ApiError> {
     let bytes = elements.saturating_mul(bytes_per_element).saturating_add(results * ITEM_BYTES);
-    ResponseSize::new(1).bytes("input", bytes).check(state)
+    ResponseSize::without_choices().bytes("input", bytes).check(state)
 }
 
 impl App {

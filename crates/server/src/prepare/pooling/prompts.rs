@@ -39,24 +39,19 @@ impl<'a> Prompts<'a> {
         let side = if state.config.pooling.is_some() { Side::Right } else { Side::Left };
         let truncation = truncation.map(|given| Truncation { side: given.side.or(Some(side)), ..given });
         if let Some(truncation) = truncation {
+            // Refuses a length beyond the context, before anything is tokenized.
             truncate(&mut vec![], truncation, 0, state.config.max_model_len)?;
         }
         Ok(Self { state, truncation, field })
     }
 
     /// The prompts of the texts, tokens or messages of a request.
-    pub(super) fn input(&self, input: &Input) -> Result<Vec<PoolingPrompt>, ApiError> {
+    pub(super) fn input(&self, input: &mut Input) -> Result<Vec<PoolingPrompt>, ApiError> {
         match input {
             Input::Prompts { prompts, add_special_tokens } => {
                 prompts.iter().map(|prompt| self.prompt(prompt, *add_special_tokens)).collect()
             }
-            Input::Conversation { request, add_generation_prompt } => {
-                let mut request = request.clone();
-                if self.state.config.pooling.is_some() {
-                    request.add_generation_prompt = add_generation_prompt.unwrap_or(false);
-                }
-                Ok(vec![self.conversation(&mut request)?])
-            }
+            Input::Conversation(request) => Ok(vec![self.conversation(request)?]),
         }
     }
 

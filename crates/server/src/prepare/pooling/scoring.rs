@@ -15,7 +15,7 @@ use crate::prepare::pooling::{ITEM_BYTES, PreparedPooling, Work, head, prepared,
 use crate::prepare::size::ResponseSize;
 use crate::prepare::{Headers, check_model};
 use crate::types::pooling::{RerankRequest, ScoreRequest, ScoringFields};
-use crate::vectors::{Answer, Comparison, Ranking, Scores};
+use crate::vectors::{Comparison, Ranking, Scores};
 use crate::workers::take_turns;
 
 /// Prepares a request of POST /score.
@@ -26,14 +26,15 @@ pub(crate) fn scores(state: &AppState, body: &[u8], headers: &Headers) -> Result
     let id = headers.id(fields.common.request_id.as_ref());
     let head = head(state, format!("score-{id}"), compared.counted);
     let answer = Box::new(Scores { head, comparison: compared.comparison });
-    Ok(compared.prepared(state, &fields, headers, (id, answer, bytes)))
+    let work = Work { prompts: compared.prompts, pooling: Pooling::Prompt, answer, bytes };
+    Ok(prepared(state, &fields.common, headers, id, work))
 }
 
 /// Prepares a request of POST /rerank.
 pub(crate) fn ranking(state: &AppState, body: &[u8], headers: &Headers) -> Result<PreparedPooling, ApiError> {
     let RerankRequest { fields, query, documents, top_n } = RerankRequest::parse(body)?;
     let compared = compare(state, &fields, &[query], &documents)?;
-    let bytes = ResponseSize::new(1)
+    let bytes = ResponseSize::without_choices()
         .texts("documents", documents.iter().map(String::as_str))
         .bytes("documents", documents.len() * ITEM_BYTES)
         .check(state)?;
@@ -41,7 +42,8 @@ pub(crate) fn ranking(state: &AppState, body: &[u8], headers: &Headers) -> Resul
     let head = head(state, format!("score-{id}"), compared.counted);
     let top = usize::try_from(top_n).ok().filter(|&top| top > 0).unwrap_or(usize::MAX);
     let answer = Box::new(Ranking { head, comparison: compared.comparison, documents, top });
-    Ok(compared.prepared(state, &fields, headers, (id, answer, bytes)))
+    let work = Work { prompts: compared.prompts, pooling: Pooling::Prompt, answer, bytes };
+    Ok(prepared(state, &fields.common, headers, id, work))
 }
 
 /// The prompts that compare texts.
@@ -50,19 +52,6 @@ struct Compared {
     comparison: Comparison,
     /// The tokens that the answer reports.
     counted: usize,
-}
-
-impl Compared {
-    fn prepared(
-        self,
-        state: &AppState,
-        fields: &ScoringFields,
-        headers: &Headers,
-        (id, answer, bytes): (String, Box<dyn Answer>, usize),
-    ) -> PreparedPooling {
-        let work = Work { prompts: self.prompts, pooling: Pooling::Prompt, answer, bytes };
-        prepared(state, &fields.common, headers, id, work)
-    }
 }
 
 /// Makes the prompts that compare the documents with the queries: one query with all, or each with its own.

@@ -13,7 +13,7 @@ use crate::vectors::{Kind, Vectors};
 
 /// Prepares a request of POST /pooling.
 pub(crate) fn pooling(state: &AppState, body: &[u8], headers: &Headers) -> Result<PreparedPooling, ApiError> {
-    let PoolingRequest { common, input, encoding, task } = PoolingRequest::parse(body)?;
+    let PoolingRequest { common, mut input, encoding, task } = PoolingRequest::parse(body)?;
     check_model(state, common.model.as_deref())?;
     let task = state.task(task)?;
     let (finish, width) = match task {
@@ -22,7 +22,7 @@ pub(crate) fn pooling(state: &AppState, body: &[u8], headers: &Headers) -> Resul
         }
         PoolingTask::Classify | PoolingTask::TokenClassify => state.score_finish(common.use_activation)?,
     };
-    let prompts = Prompts::new(state, common.truncation, "input")?.input(&input)?;
+    let prompts = Prompts::new(state, common.truncation, "input")?.input(&mut input)?;
     let total = tokens_of(&prompts);
     let (pooling, tokens) = match task {
         PoolingTask::Embed | PoolingTask::Classify => (Pooling::Prompt, None),

@@ -15,12 +15,12 @@ pub(crate) struct EmbeddingRequest {
 }
 
 impl EmbeddingRequest {
-    /// Reads a body.
-    pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
+    /// Reads a body. By default, a prompt of messages ends with the start of an answer if `starts_answer`.
+    pub(crate) fn parse(body: &[u8], starts_answer: bool) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         let request = Self {
             common: PoolingFields::read(&mut fields),
-            input: Input::read(&mut fields, body)?,
+            input: Input::read(&mut fields, body, starts_answer)?,
             encoding: Encoding::read(&mut fields),
             dimensions: fields.get("dimensions"),
         };
@@ -36,7 +36,7 @@ mod tests {
     use crate::types::pooling::Format;
 
     fn parse(body: &str) -> Result<EmbeddingRequest, String> {
-        EmbeddingRequest::parse(body.as_bytes()).map_err(|error| error.to_string())
+        EmbeddingRequest::parse(body.as_bytes(), false).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -48,8 +48,20 @@ mod tests {
         assert_eq!(parse(r#"{"input": [1, 2]}"#).unwrap().input, input(vec![Prompt::Tokens(vec![1, 2])]));
         let request = parse(r#"{"input": "a", "encoding_format": "base64", "dimensions": 4}"#).unwrap();
         assert_eq!((request.encoding.format, request.dimensions), (Format::Base64, Some(4)));
-        let chat = parse(r#"{"messages": [{"role": "user", "content": "a"}], "add_generation_prompt": true}"#).unwrap();
-        assert!(matches!(chat.input, Input::Conversation { add_generation_prompt: Some(true), .. }));
+    }
+
+    #[test]
+    fn a_conversation_may_end_with_the_start_of_an_answer() {
+        let starts = |rest: &str, by_default: bool| {
+            let body = format!(r#"{{"messages": [{{"role": "user", "content": "a"}}]{rest}}}"#);
+            match EmbeddingRequest::parse(body.as_bytes(), by_default).unwrap().input {
+                Input::Conversation(request) => request.add_generation_prompt,
+                Input::Prompts { .. } => panic!("it has messages"),
+            }
+        };
+        assert!(starts("", true) && !starts("", false));
+        assert!(starts(r#", "add_generation_prompt": true"#, false));
+        assert!(!starts(r#", "continue_final_message": true"#, false));
     }
 
     #[test]

@@ -62,25 +62,18 @@ impl PoolingFields {
 /// The texts of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Input {
-    Prompts {
-        prompts: Vec<Prompt>,
-        add_special_tokens: bool,
-    },
-    Conversation {
-        request: Box<ChatRequest>,
-        /// Whether the prompt ends with the start of an answer, if the client says so.
-        add_generation_prompt: Option<bool>,
-    },
+    Prompts { prompts: Vec<Prompt>, add_special_tokens: bool },
+    Conversation(Box<ChatRequest>),
 }
 
 impl Input {
-    fn read(fields: &mut Fields<'_>, body: &[u8]) -> Result<Self, ApiError> {
+    /// Reads the input of a body. By default, a prompt of messages ends with the start of an answer if `starts_answer`.
+    fn read(fields: &mut Fields<'_>, body: &[u8], starts_answer: bool) -> Result<Self, ApiError> {
         if fields.raw("messages").is_none() {
             let add_special_tokens = fields.get("add_special_tokens").unwrap_or(true);
             return Ok(Self::Prompts { prompts: prompts(fields, "input"), add_special_tokens });
         }
-        let request = Box::new(ChatRequest::parse(body)?);
-        Ok(Self::Conversation { request, add_generation_prompt: fields.get("add_generation_prompt") })
+        Ok(Self::Conversation(Box::new(ChatRequest::parse_with(body, starts_answer)?)))
     }
 }
 
@@ -95,7 +88,7 @@ impl ClassifyRequest {
     /// Reads a body.
     pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
-        let request = Self { common: PoolingFields::read(&mut fields), input: Input::read(&mut fields, body)? };
+        let request = Self { common: PoolingFields::read(&mut fields), input: Input::read(&mut fields, body, false)? };
         fields.finish()?;
         Ok(request)
     }

@@ -95,7 +95,7 @@ impl RerankRequest {
     /// Reads a body.
     pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
-        let query = fields.raw("query").map(|raw| text(raw));
+        let query = fields.raw("query").map(text);
         match &query {
             None => fields.missing("query"),
             Some(None) => fields.error("query", "string_type", NO_TEXT),

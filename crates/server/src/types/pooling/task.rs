@@ -68,7 +68,7 @@ impl PoolingRequest {
         }
         let request = Self {
             common: PoolingFields::read(&mut fields),
-            input: Input::read(&mut fields, body)?,
+            input: Input::read(&mut fields, body, false)?,
             encoding: Encoding::read(&mut fields),
             task: PoolingTask::read(&mut fields),
         };
