@@ -108,6 +108,7 @@ fn norm_weights(program: &Program) -> Vec<WeightId> {
     let of = |op: &Op| match op {
         Op::Norm(norm) => vec![norm.weight],
         Op::QkvPost(post) => post.norm.iter().flat_map(|norm| [norm.q, norm.k]).collect(),
+        Op::LatentPost(post) => vec![post.norm],
         _ => vec![],
     };
     program.ops.iter().flat_map(of).collect()

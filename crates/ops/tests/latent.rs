@@ -3,10 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
 use octavo_ops::cost::{Cost, ElementBytes, StepPricer, StepShape, op_cost, step_cost};
+use octavo_ops::dummy::DummyWeights;
 use octavo_ops::testing::{TinyLatent, TinyModel};
 use octavo_ops::{
     Embed, EmbedIds, HeadLinear, HeadShape, KvGroup, LatentPost, Op, PagedAttention, Program, ProgramBuilder, Rope,
-    RopeStyle, Rows, StepBatch, StorageType, Values, WeightPart,
+    RopeStyle, Rows, StepBatch, StorageType, Values, WeightPart, WeightSource,
 };
 
 const TOKENS: usize = 50;
@@ -134,4 +135,11 @@ fn a_step_is_priced_as_the_sum_of_its_ops() {
         let expected = step_cost(&program, &StepShape::of(&batch), ElementBytes::HALF);
         assert_eq!(pricer.price(&batch), expected, "{tokens} tokens");
     }
+}
+
+#[test]
+fn dummy_weights_of_the_latent_s_norm_are_around_one() {
+    let weights = DummyWeights::new(&program());
+    let centre = |name: &str| weights.rule(name).map(|rule| rule.centre);
+    assert_eq!((centre("0.latent_norm"), centre("0.k_b.0")), (Some(1.0), Some(0.0)));
 }

@@ -410,12 +410,14 @@ impl Forward<'_> {
             prepares: out.forms.any() && prepares_by_head(op.heads),
         };
         let heads = op.heads.kv;
-        worker.share(runs.len() * heads, |task| {
+        let parts = attention.parts(runs.len(), worker.threads());
+        worker.share(runs.len() * heads * parts, |task| {
+            let (task, part) = (task / parts, task % parts);
             // The keys of one head of a large image fit a cache that those of all heads exceed.
             let (run, head) =
                 if op.causal { (task / heads, task % heads) } else { (task % runs.len(), task / runs.len()) };
-            // SAFETY: the caller guarantees this; each run and head is taken by one thread.
-            unsafe { attention.run(self.isa, runs[run], head) };
+            // SAFETY: the caller guarantees this; each part of a head of a run is taken by one thread.
+            unsafe { attention.run(self.isa, runs[run], head, attention.part(head, part, parts)) };
         });
     }
 

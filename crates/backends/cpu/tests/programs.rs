@@ -185,12 +185,16 @@ fn logits_at_real_sizes_are_near_the_naive_ones() {
     }
 }
 
+/// Returns latent attention with more heads than a kernel processes at once.
+fn many_latents() -> TinyModel {
+    let latent = TinyLatent { rank: 40, rotated: 8, content: 12, value: 12, query_rank: None };
+    latent.model(20, TinyModel { layers: vec![0], ..TinyModel::default() })
+}
+
 /// Runs the sizes of DeepSeek-V2, and more keys than a tile has, with more heads than a kernel processes at once.
 #[test]
 fn latents_of_real_sizes_are_near_the_naive_ones() {
-    let latent = TinyLatent { rank: 40, rotated: 8, content: 12, value: 12, query_rank: None };
-    let long = latent.model(20, TinyModel { layers: vec![0], ..TinyModel::default() });
-    for (model, tokens) in [(real_latents(20), 20), (long, 140)] {
+    for (model, tokens) in [(real_latents(20), 20), (many_latents(), 140)] {
         for config in [CpuConfig::default(), INT8] {
             let reference = Reference::new(&model, tokens, rounding(config));
             each_with(config, |suite| suite.near_meaning(&reference, 4.0).unwrap());
@@ -212,6 +216,14 @@ fn every_format_of_latents_means_what_candle_reads() {
         let model = quantised_latents(storage);
         each(|suite| Suite { worst: 0.02, mean: 0.004, ..*suite }.near_other(&candle, &model, 20).unwrap());
         each(|suite| suite.same_bits(&model, 7).unwrap());
+    }
+}
+
+/// Steps of one row divide the heads among the threads, and larger ones do not.
+#[test]
+fn bits_of_many_latents_do_not_depend_on_the_batch() {
+    for config in [CpuConfig::default(), INT8] {
+        each_with(config, |suite| suite.same_bits(&many_latents(), 6).unwrap());
     }
 }
 
@@ -312,6 +324,10 @@ fn bits_do_not_depend_on_the_number_of_threads() {
         worst: f64::MIN_POSITIVE,
         mean: f64::MIN_POSITIVE,
     });
+    // One token is less than the threads, so heads are divided among them.
+    for tokens in [1, 40] {
+        one.near_other(&five, &many_latents(), tokens).unwrap();
+    }
     for storage in [StorageType::F32, StorageType::BF16, StorageType::Q4_1] {
         one.near_other(&five, &quantised(storage), 40).unwrap();
         one.near_other(&five, &quantised_experts(storage, 2), 40).unwrap();

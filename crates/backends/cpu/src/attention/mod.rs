@@ -12,6 +12,7 @@ mod plain;
 mod wide;
 
 use std::cell::RefCell;
+use std::ops::Range;
 
 use octavo_ops::{BlockTables, HeadShape, Values};
 
@@ -130,7 +131,7 @@ impl Keys<'_> {
 
     /// Prepares a tile's blocks for reading; blocks of keys and values in bf16 need no preparation. Must be called before
     /// any of its blocks is read.
-    fn enter(&mut self, isa: Isa, blocks: std::ops::Range<usize>) {
+    fn enter(&mut self, isa: Isa, blocks: Range<usize>) {
         let (key_words, value_words) = Self::widened_words(self.cache);
         if value_words == 0 {
             return;
@@ -269,6 +270,9 @@ fn row_widths(heads: HeadShape) -> (usize, usize) {
     (heads.dim.next_multiple_of(2), heads.value_dim().next_multiple_of(CHUNK))
 }
 
+/// Least number of query heads in a part of those that share a KV head: each part reads the keys again.
+const LEAST_HEADS: usize = 4;
+
 impl Attention<'_> {
     /// Returns the first and the last key that the row at a position of a sequence of `len` tokens sees.
     fn sees(&self, position: usize, len: usize) -> (usize, usize) {
@@ -280,14 +284,28 @@ impl Attention<'_> {
         }
     }
 
-    /// Computes one KV head of a run.
+    /// Returns the number of parts into which the query heads of a KV head are divided: one, unless most threads would
+    /// have no task. This is so when a few sequences decode with latent attention, which has one KV head.
+    pub(crate) fn parts(&self, runs: usize, threads: usize) -> usize {
+        let HeadShape { q, kv, .. } = self.heads;
+        // Other representations of the output are made for whole groups of columns.
+        if self.prepares { 1 } else { (threads / (runs * kv).max(1)).clamp(1, (q / kv / LEAST_HEADS).max(1)) }
+    }
+
+    /// Returns the query heads of a part of those of a KV head.
+    pub(crate) fn part(&self, head: usize, part: usize, parts: usize) -> Range<usize> {
+        let group = self.heads.q / self.heads.kv;
+        let start = |part: usize| head * group + part * group / parts;
+        start(part)..start(part + 1)
+    }
+
+    /// Computes some of the query heads of one KV head of a run.
     ///
     /// # Safety
     /// Cache and activations must not be moved. During the call, no other thread may write the queries or the cache, or
     /// use the output of these rows and heads.
-    pub(crate) unsafe fn run(&self, isa: Isa, run: Run, head: usize) {
-        let HeadShape { q, kv, dim, .. } = self.heads;
-        let (group, value_dim) = (q / kv, self.heads.value_dim());
+    pub(crate) unsafe fn run(&self, isa: Isa, run: Run, head: usize, heads: Range<usize>) {
+        let (dim, value_dim, group) = (self.heads.dim, self.heads.value_dim(), heads.len());
         SCRATCH.with_borrow_mut(|scratch| {
             let (padded, chunked) = row_widths(self.heads);
             scratch.reserve(self.cache);
@@ -296,13 +314,13 @@ impl Attention<'_> {
                 let rows = start..(start + most).min(rows);
                 let span = |row: usize, dim: usize| {
                     let (token, member) = (row / group, row % group);
-                    Span { row: run.first + token, from: (head * group + member) * dim, len: dim }
+                    Span { row: run.first + token, from: (heads.start + member) * dim, len: dim }
                 };
                 scratch.sees.clear();
                 scratch.starts.clear();
                 for (slot, row) in rows.clone().enumerate() {
                     scratch.sees.push(self.sees(run.position + row / group, run.len));
-                    let sink = self.sinks.map(|sinks| sinks[head * group + row % group]);
+                    let sink = self.sinks.map(|sinks| sinks[heads.start + row % group]);
                     scratch.starts.push(Running::start(sink));
                     let scaled = &mut scratch.q[slot * padded..][..padded];
                     // SAFETY: the caller guarantees this.
@@ -345,7 +363,7 @@ impl Attention<'_> {
         if self.prepares {
             for row in run.first..run.first + run.count {
                 // SAFETY: the caller guarantees this.
-                unsafe { self.out.prepare(isa, Span { row, from: head * group * value_dim, len: group * value_dim }) };
+                unsafe { self.out.prepare(isa, Span { row, from: heads.start * value_dim, len: group * value_dim }) };
             }
         }
     }

@@ -151,6 +151,11 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl Worker<'_> {
+    /// Returns the number of threads of the region.
+    pub(crate) fn threads(&self) -> usize {
+        self.state.threads
+    }
+
     /// Waits until every thread has reached the barrier. Writes before the barrier are visible after it. If another
     /// thread has panicked, this one silently leaves the region too, because its input is missing.
     pub(crate) fn barrier(&self) {
