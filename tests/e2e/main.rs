@@ -15,6 +15,7 @@ mod keys;
 mod lifecycle;
 mod serving;
 mod templates;
+mod vectors;
 
 use std::path::{Path, PathBuf};
 

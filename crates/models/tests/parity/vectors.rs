@@ -116,4 +116,5 @@ golden_tests! {
     modernbert_classifier: "modernbert-classifier";
     qwen3_embedding: "qwen3-embedding";
     qwen3_classifier: "qwen3-classifier";
+    bert_reranker: "bert-reranker";
 }
