@@ -32,8 +32,8 @@ pub struct CatalogEntry {
     pub context: u32,
     /// Size of the checkpoint's stored tensors in bytes.
     pub weight_bytes: u64,
-    /// Sizes that determine the size of the KV cache.
-    pub kv: KvShape,
+    /// Sizes that determine the size of the KV cache; `None` for an encoder, which has none.
+    pub kv: Option<KvShape>,
     /// Sampling parameters that its publisher recommends, for checkpoints that carry none themselves.
     pub sampling: Option<RecommendedSampling>,
     /// What it needs, per kind of device. See [`CatalogEntry::memory_need`].
@@ -254,7 +254,7 @@ impl CatalogEntry {
     /// parameter), KV is 2 (key and value; 1 for latent attention) × layers × KV heads × head size × element bytes × `context`. Layers with a
     /// window count in full.
     pub fn memory_need(&self, device: DeviceKind, context: u32) -> MemoryNeed {
-        let elements = self.kv.elements() * u64::from(context);
+        let elements = self.kv.map_or(0, |kv| kv.elements()) * u64::from(context);
         let weights = match device {
             DeviceKind::Candle => 4 * self.parameters,
             DeviceKind::Cpu | DeviceKind::Cuda => self.weight_bytes,

@@ -67,7 +67,9 @@ impl CatalogEntry {
     pub fn gpu_flags(&self, gpu: Gpu) -> Option<String> {
         let need = self.memory_need(DeviceKind::Cuda, 1);
         let room = (gpu.memory() / 100 * SHARE).checked_sub(need.weights + REST)?;
-        let (fits, context) = (room / need.kv, u64::from(self.context));
+        let context = u64::from(self.context);
+        // An encoder has no KV cache.
+        let fits = room.checked_div(need.kv).unwrap_or(context);
         let mut flags = Vec::new();
         if !gpu.has_bf16() {
             flags.push("--dtype half".to_owned());

@@ -44,6 +44,12 @@ const FILES: &[(&str, &str)] = &[
     embedded!("deepseek-v2-lite-chat"),
     embedded!("qwen3-vl-8b-instruct"),
     embedded!("smolvlm-256m-instruct"),
+    embedded!("all-minilm-l6-v2"),
+    embedded!("bge-small-en-v1.5"),
+    embedded!("multilingual-e5-base"),
+    embedded!("bge-reranker-v2-m3"),
+    embedded!("modernbert-embed-base"),
+    embedded!("qwen3-embedding-0.6b"),
 ];
 
 /// Returns all entries, the default model first.
