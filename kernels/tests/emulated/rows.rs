@@ -287,7 +287,7 @@ fn small_rows() {
 #[test]
 fn activations_end_well_at_both_ends() {
     let gates = [-1e4, -100.0, -20.0, 0.0, 20.0, 100.0, 1e4];
-    for kind in ACTIVATIONS {
+    for kind in GATED {
         let row: Vec<f64> = gates.iter().copied().chain([1.0; 7]).collect();
         let (input, mut out) = (Array::of(Dtype::F32, &row), Array::poisoned(Dtype::F32, 7));
         let params = GluParams { out: out.ptr_mut(), input: input.ptr(), rows: 1, cols: 7, ..GluParams::default() };

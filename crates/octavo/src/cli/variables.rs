@@ -8,7 +8,7 @@ use crate::cli::layers::{PREFIX, WITH_VARIABLES, nearest, variable};
 const OTHERS: [&str; 2] = ["OCTAVO_CACHE", "OCTAVO_CUDA_LIBS"];
 
 /// Prefixes of variables that tests, benches and scripts of this repository read.
-const DEVELOPMENT: [&str; 25] = [
+const DEVELOPMENT: [&str; 26] = [
     "OCTAVO_ADVISORIES",
     "OCTAVO_API_CASES",
     "OCTAVO_BENCH_",
@@ -22,6 +22,7 @@ const DEVELOPMENT: [&str; 25] = [
     "OCTAVO_IMAGE",
     "OCTAVO_JSON_SCHEMA_SUITE",
     "OCTAVO_LOAD_MODEL",
+    "OCTAVO_MINILM",
     "OCTAVO_NODE_MODULES",
     "OCTAVO_PACKAGES",
     "OCTAVO_PARITY_ALL",
