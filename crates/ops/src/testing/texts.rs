@@ -74,7 +74,7 @@ impl TinyTexts {
         let rope = m.rope.clone();
         b.builder.push(Op::QkvPost(QkvPost { input: qkv, out: q, heads, norm: None, rope, kv: KvPlace::Step }));
         let scale = 1.0 / (heads.dim as f32).sqrt();
-        let window = self.window.filter(|_| layer % 2 == 0);
+        let window = self.window.filter(|_| layer.is_multiple_of(2));
         b.builder.push(Op::SegmentAttention(SegmentAttention { q, out: o, heads, scale, window }));
         self.after(b, &format!("{layer}.out"), o, (x, y));
         let input = self.before(b, &format!("{layer}.mid"), x, y);
