@@ -30,9 +30,9 @@ DEVICE void paged_attention(const AttentionParams& p) {
     const u32 row = blockIdx.x, head = blockIdx.y, thread = threadIdx.x, size = p.head_size;
     const u32 sequence = sequence_of(p, row);
     const u32 length = p.seq_lens[sequence], later = p.query_start[sequence + 1] - row;
-    // The keys up to and including the query's own, or all.
-    const u32 keys = length < later ? 0 : p.bidirectional ? length : length - later + 1;
-    const u32 first = keys ? first_key(p, keys - 1) : 0;
+    const u32 last = last_seen(p, length - later, length);
+    const u32 keys = length < later ? 0 : min(last + 1, length);
+    const u32 first = keys ? first_key(p, last) : 0;
     const u32 kv_head = head / (p.q_heads / p.kv_heads);
     const u32* blocks = p.block_table + (u64)sequence * p.table_stride;
     const Cache<T> k(p, p.k_cache, blocks, kv_head, size), v(p, p.v_cache, blocks, kv_head, size);

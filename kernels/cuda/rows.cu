@@ -1,30 +1,37 @@
-// Kernels for single rows: embedding, norm, activation, gather; and the copy of whole KV blocks. Memory bandwidth
-// limits all of them, so loads are 16 bytes wide and nothing is read twice.
+// Kernels for single rows: embedding, norm, activation, gather, reduction; and the copy of whole KV blocks. Memory
+// bandwidth limits all of them, so loads are 16 bytes wide and nothing is read twice.
 //
 // Rows are moved N elements at a time: 16 bytes if a row is a multiple of that, else one element.
 #include "gpu.h"
 
 // ------------------------------------------------------------------------------------------- embedding
 
-template <int N, class T>
+// Whether rows are added to the output, which they replace otherwise.
+constexpr bool ADD = true;
+
+template <int N, bool ADDS, class T>
 DEVICE void scale_row(T* out, const T* input, u32 cols, float scale) {
     for (u32 c = threadIdx.x * N; c < cols; c += blockDim.x * N) {
-        Vec<T, N> x = load<N>(input + c);
+        Vec<T, N> x = load<N>(input + c), old = {};
+        if constexpr (ADDS) old = load<N>(out + c);
 #pragma unroll
-        for (int i = 0; i < N; ++i) x.x[i] = from_float<T>(to_float(x.x[i]) * scale);
+        for (int i = 0; i < N; ++i) {
+            const float value = to_float(x.x[i]) * scale;
+            x.x[i] = from_float<T>(ADDS ? to_float(old.x[i]) + value : value);
+        }
         store(out + c, x);
     }
 }
 
 // Grid: one CTA per token.
-template <class T>
+template <class T, bool ADDS = false>
 DEVICE void embed(const EmbedParams& p) {
     const T* row = (const T*)p.table + (u64)token_row(p.ids, p.drawn, blockIdx.x, p.vocabulary) * p.cols;
     T* out = (T*)p.out + (u64)blockIdx.x * p.cols;
     if (p.cols % WIDE<T> == 0) {
-        scale_row<WIDE<T>>(out, row, p.cols, p.scale);
+        scale_row<WIDE<T>, ADDS>(out, row, p.cols, p.scale);
     } else {
-        scale_row<1>(out, row, p.cols, p.scale);
+        scale_row<1, ADDS>(out, row, p.cols, p.scale);
     }
 }
 
@@ -201,6 +208,47 @@ DEVICE void gather_rows(const GatherRowsParams& p) {
         copy_row<1>(out, input, p.cols);
     }
 }
+
+// ------------------------------------------------------------------------------------------- reduction
+
+enum Pool { FIRST, MEAN };
+
+template <int N, Pool KIND, class T>
+DEVICE void pool_row(T* out, const T* input, u32 cols, u32 rows) {
+    for (u32 c = (blockIdx.y * blockDim.x + threadIdx.x) * N; c < cols; c += gridDim.y * blockDim.x * N) {
+        Vec<T, N> x = load<N>(input + c);
+        if constexpr (KIND == MEAN) {
+            float sum[N];
+#pragma unroll
+            for (int i = 0; i < N; ++i) sum[i] = to_float(x.x[i]);
+            // The loads of several rows are under way at once; their sum is in the order of rows.
+#pragma unroll 4
+            for (u32 row = 1; row < rows; ++row) {
+                const Vec<T, N> next = load<N>(input + (u64)row * cols + c);
+#pragma unroll
+                for (int i = 0; i < N; ++i) sum[i] += to_float(next.x[i]);
+            }
+#pragma unroll
+            for (int i = 0; i < N; ++i) x.x[i] = from_float<T>(sum[i] / (float)rows);
+        }
+        store(out + c, x);
+    }
+}
+
+// Grid: (rows of `out`, parts of a row).
+template <class T, Pool KIND>
+DEVICE void pool_rows(const PoolRowsParams& p) {
+    const u32 rows = p.lens[blockIdx.x];
+    T* out = (T*)p.out + (u64)blockIdx.x * p.cols;
+    const T* input = (const T*)p.input + (u64)(p.row_index[blockIdx.x] + 1 - rows) * p.cols;
+    if (p.cols % WIDE<T> == 0) {
+        pool_row<WIDE<T>, KIND>(out, input, p.cols, rows);
+    } else {
+        pool_row<1, KIND>(out, input, p.cols, rows);
+    }
+}
+
+// ------------------------------------------------------------------------------------------- KV blocks
 
 // A block is contiguous over all its layers. Grid: (pairs, parts of a block).
 DEVICE void copy_pairs(const CopyBlocksParams& p) {

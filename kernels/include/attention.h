@@ -2,7 +2,10 @@
 #pragma once
 #include "gpu.h"
 
-// Returns the first key that a query sees; `position` is the query's own.
+// Returns the last position that a query sees, which may be beyond the keys; `position` is the query's own.
+DEVICE u32 last_seen(const AttentionParams& p, u32 position, u32 length) { return position + min(p.lookahead, length); }
+
+// Returns the first key that a query sees; `position` is the last one that it sees.
 DEVICE u32 first_key(const AttentionParams& p, u32 position) {
     return p.window && position + 1 > p.window ? position + 1 - p.window : 0;
 }
@@ -68,7 +71,7 @@ struct PrefillTile {
 
     u32 row;        // row of the first query, in q and out
     u32 queries;    // number of queries
-    u32 position;   // position of the first query; if the queries see all keys, that of the last key
+    u32 position;   // last position that the first query sees, which may be beyond the keys
     u32 keys;       // position of the last key that any query sees plus 1; 0 if the sequence has no keys
     u32 first;      // first key that any query sees
     const u32* blocks;
@@ -79,7 +82,7 @@ struct PrefillTile {
         const u32 length = p.seq_lens[sequence];
         row = start + offset;
         queries = min(QUERIES, count - offset);
-        position = p.bidirectional ? length - 1 : length - count + offset;
+        position = last_seen(p, length - count + offset, length);
         keys = length >= count ? min(position + queries, length) : 0;
         first = first_key(p, position);
         blocks = p.block_table + (u64)sequence * p.table_stride;
@@ -95,7 +98,7 @@ struct PrefillTile {
 
     // Returns whether all queries see all of `count` keys from `key` on.
     DEVICE bool all_see(const AttentionParams& p, u32 key, u32 count) const {
-        return key + count <= position + 1 && key >= first_key(p, position + queries - 1);
+        return key + count <= keys && key + count <= position + 1 && key >= first_key(p, position + queries - 1);
     }
 };
 

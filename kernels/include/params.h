@@ -82,6 +82,15 @@ struct GatherRowsParams {
     u32 cols;
 };
 
+struct PoolRowsParams {
+    void* out;             // T [count, cols]
+    const void* input;     // T [., cols]
+    const u32* row_index;  // [count]: the last row of each reduction
+    const u32* lens;       // [count]: the number of its rows, at least 1
+    u32 count;
+    u32 cols;
+};
+
 struct CopyBlocksParams {
     void* cache;       // cache of one KV group
     const u32* pairs;  // [count, 2]: from, to
@@ -192,10 +201,10 @@ struct AttentionParams {
     u32 q_heads;
     u32 kv_heads;
     u32 head_size;
-    u32 window;               // number of tokens that a query sees, including its own; 0 means all
+    u32 window;               // number of tokens that a query sees, including its own and later ones; 0 means all
     float scale;              // factor of the scores
     float softcap;            // cap * tanh(score / cap); 0 means none
-    u32 bidirectional;        // 1: every query sees all keys of its sequence, and the window is 0
+    u32 lookahead;            // number of tokens after its own that a query sees, as far as they exist
     u32 value_size;           // head_size, or less if values are the first elements of the keys
 };
 

@@ -23,7 +23,7 @@ pub use images::{MediaMove, embed_taps, media_rows, patches};
 pub use linear::{
     GEMM_QUANT_TILES, GemmTile, dequantize, gemm, gemm_quant, gemv, gemv_rows, mmvq, mmvq_rows, quantize_activations,
 };
-pub use rows::{Activation, NormMean, act, copy_blocks, embed, gather_rows, glu, norm};
+pub use rows::{Activation, NormMean, Pool, act, copy_blocks, embed, embed_add, gather_rows, glu, norm, pool_rows};
 pub use sampling::{sampling_adjust, sampling_draw, sampling_logprobs};
 
 use crate::params::Params;

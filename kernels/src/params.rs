@@ -23,7 +23,9 @@ pub use experts::{
 pub use fill::{FILL_CTAS, FillParams};
 pub use images::{EmbedTapsParams, MediaRowsParams, PatchesParams};
 pub use linear::{DequantizeParams, LinearParams, QuantLinearParams, QuantWeight, QuantizeParams};
-pub use rows::{ActParams, CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, MAX_NORM_COLS, NormParams};
+pub use rows::{
+    ActParams, CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, MAX_NORM_COLS, NormParams, PoolRowsParams,
+};
 pub use sampling::{
     SAMPLING_ADJUST, SAMPLING_LOGPROBS, SAMPLING_MAX_TOP, SAMPLING_NONE, SAMPLING_PADDING, SAMPLING_STATUS_EXHAUSTED,
     SamplingParams, SamplingRow,

@@ -89,29 +89,34 @@ impl PrefillPlan {
     /// Number of queries in a tile.
     pub const QUERIES: u32 = 64;
 
-    /// Appends the plan of one sequence, whose queries see all of its keys.
-    pub fn write_segment(queries: u32, out: &mut Vec<u32>) -> Self {
-        out.extend((0..queries).step_by(Self::QUERIES as usize).flat_map(|first| [0, first]));
-        Self { tiles: queries.div_ceil(Self::QUERIES) }
+    /// Appends the plan of all sequences to `out`, whose queries see keys on both sides.
+    pub fn write_segments(query_start: &[u32], out: &mut Vec<u32>) -> Self {
+        let queries = |sequence: usize| query_start[sequence + 1] - query_start[sequence];
+        Self::write_tiles(query_start, 1, |sequence, _| queries(sequence), out)
     }
 
-    /// Appends the plan of the sequences of more than one query to `out`, starting with the tiles that see most keys,
-    /// because they take longest.
+    /// Appends the plan of the sequences of more than one query to `out`.
     pub fn write(query_start: &[u32], seq_lens: &[u32], out: &mut Vec<u32>) -> Self {
+        let last_key = |sequence: usize, first| {
+            seq_lens[sequence].saturating_sub(query_start[sequence + 1] - query_start[sequence]) + first
+        };
+        Self::write_tiles(query_start, 2, last_key, out)
+    }
+
+    /// Appends the tiles of the sequences of at least `least` queries, starting with those that see most `keys`,
+    /// because they take longest.
+    fn write_tiles(query_start: &[u32], least: u32, keys: impl Fn(usize, u32) -> u32, out: &mut Vec<u32>) -> Self {
         let head = out.len();
         for (sequence, range) in query_start.windows(2).enumerate() {
             let queries = range[1] - range[0];
-            if queries > 1 {
+            if queries >= least {
                 let firsts = (0..queries).step_by(Self::QUERIES as usize);
                 out.extend(firsts.flat_map(|first| [sequence as u32, first]));
             }
         }
         let (tiles, _) = out[head..].as_chunks_mut::<2>();
-        let last_key = |&[sequence, first]: &[u32; 2]| {
-            let [start, end] = [query_start[sequence as usize], query_start[sequence as usize + 1]];
-            seq_lens[sequence as usize].saturating_sub(end - start) + first
-        };
-        tiles.sort_unstable_by_key(|tile| (std::cmp::Reverse(last_key(tile)), *tile));
+        let keys = |&[sequence, first]: &[u32; 2]| keys(sequence as usize, first);
+        tiles.sort_unstable_by_key(|tile| (std::cmp::Reverse(keys(tile)), *tile));
         Self { tiles: tiles.len() as u32 }
     }
 }
@@ -157,8 +162,13 @@ mod tests {
         let written = PrefillPlan::write(&[0, 1, 71, 73, 73], &[33, 70, 100, 9], &mut plan);
         assert_eq!(written.tiles, 3);
         assert_eq!(plan, [2, 0, 1, 64, 1, 0]);
-        plan.clear();
-        assert_eq!(PrefillPlan::write_segment(130, &mut plan), PrefillPlan { tiles: 3 });
-        assert_eq!(plan, [0, 0, 0, 64, 0, 128]);
+    }
+
+    #[test]
+    fn segments_of_any_length_have_tiles_longest_first() {
+        let mut plan = Vec::new();
+        let written = PrefillPlan::write_segments(&[0, 1, 66, 66, 196], &mut plan);
+        assert_eq!(written, PrefillPlan { tiles: 6 });
+        assert_eq!(plan, [3, 0, 3, 64, 3, 128, 1, 0, 1, 64, 0, 0]);
     }
 }

@@ -1,8 +1,9 @@
-//! Instances for single rows: `Embed`, `Norm`, `Glu`, `Act`, `GatherRows`, and the copy of KV blocks.
+//! Instances for single rows: `Embed`, `Norm`, `Glu`, `Act`, `GatherRows`, `PoolRows`, and the copy of KV blocks.
 
 use super::{Chip, Dtype, Instance};
 use crate::params::{
     ActParams, CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, MAX_NORM_COLS, NormParams, Params,
+    PoolRowsParams,
 };
 use crate::sources;
 
@@ -28,6 +29,26 @@ pub enum Activation {
     Tanh,
     /// `x · sigmoid(alpha · x)` of a limited gate, times the limited up plus 1; with a gate only.
     ClampedSwiglu,
+}
+
+/// Reduction of rows to one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pool {
+    /// The first row.
+    First,
+    /// The mean of all rows.
+    Mean,
+}
+
+impl Pool {
+    const ALL: [Self; 2] = [Self::First, Self::Mean];
+
+    const fn c_name(self) -> &'static str {
+        match self {
+            Self::First => "FIRST",
+            Self::Mean => "MEAN",
+        }
+    }
 }
 
 impl NormMean {
@@ -72,6 +93,11 @@ pub fn embed(dtype: Dtype) -> Instance {
     instance::<EmbedParams>("embed", dtype, "", 128)
 }
 
+/// Returns the instance that adds rows of a dense table to the output.
+pub fn embed_add(dtype: Dtype) -> Instance {
+    instance::<EmbedParams>("embed", dtype, "ADD", 128)
+}
+
 /// Returns the instance for RMS norm or layer norm, which first adds the residual if there is one.
 pub fn norm(dtype: Dtype, mean: NormMean) -> Instance {
     let shared = NormParams::dynamic_shared(MAX_NORM_COLS);
@@ -93,6 +119,11 @@ pub fn gather_rows(dtype: Dtype) -> Instance {
     instance::<GatherRowsParams>("gather_rows", dtype, "", 128)
 }
 
+/// Returns the instance that reduces rows to one.
+pub fn pool_rows(dtype: Dtype, pool: Pool) -> Instance {
+    instance::<PoolRowsParams>("pool_rows", dtype, pool.c_name(), 64)
+}
+
 /// Returns the instance that copies whole KV blocks of any element type.
 pub fn copy_blocks() -> Instance {
     Instance::new::<CopyBlocksParams>(sources::ROWS, "copy_blocks".into(), "copy_pairs".into(), 256)
@@ -101,7 +132,8 @@ pub fn copy_blocks() -> Instance {
 pub(super) fn all(chip: Chip) -> Vec<Instance> {
     let mut instances = vec![copy_blocks()];
     for dtype in Dtype::ALL.into_iter().filter(|&d| chip.has(d)) {
-        instances.extend([embed(dtype), gather_rows(dtype)]);
+        instances.extend([embed(dtype), embed_add(dtype), gather_rows(dtype)]);
+        instances.extend(Pool::ALL.map(|pool| pool_rows(dtype, pool)));
         instances.extend(NormMean::ALL.map(|mean| norm(dtype, mean)));
         instances.extend(Activation::GATED.map(|activation| glu(dtype, activation)));
         instances.extend(Activation::PLAIN.map(|activation| act(dtype, activation)));

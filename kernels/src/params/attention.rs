@@ -101,8 +101,8 @@ params! {
         eps: f32,
     }
 
-    /// Causal attention over a paged cache: the query at position p sees keys `max(0, p + 1 − window) ..= p`. The last
-    /// query of sequence s is at position `seq_lens[s] − 1`. Decode ([`PagedDecodeParams`]) processes the sequences of
+    /// Attention over a paged cache: with `end = p + 1 + lookahead`, the query at position p sees the keys `end − window ..
+    /// end` that exist. Attention is causal if the lookahead is 0. The last query of sequence s is at position `seq_lens[s] − 1`. Decode ([`PagedDecodeParams`]) processes the sequences of
     /// one query and prefill those of more, according to the plan; the plain kernel processes all.
     AttentionParams {
         /// T `[tokens, q_heads · value_size]`.
@@ -138,14 +138,14 @@ params! {
         /// Number of elements of a head, at most [`MAX_HEAD_SIZE`], or [`MAX_LATENT_SIZE`] for latent attention; that of
         /// the instance if it is specific to one.
         head_size: u32,
-        /// Number of tokens that a query sees, including its own; 0 means all.
+        /// Number of tokens that a query sees, including its own and later ones; 0 means all.
         window: u32,
         /// Factor of the scores.
         scale: f32,
         /// Cap of the scores: `cap · tanh(score / cap)` before the softmax; 0 means none.
         softcap: f32,
-        /// 1 lets every query see all keys of its sequence; the window is then 0. Decode and prefill of decoders use 0.
-        bidirectional: u32,
+        /// Number of tokens after its own that a query sees; `u32::MAX` means all. Decode reads 0.
+        lookahead: u32,
         /// Number of elements of a value: `head_size`, or less if values are the first elements of the keys.
         value_size: u32,
     }

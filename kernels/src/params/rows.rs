@@ -4,7 +4,7 @@
 use super::{DevicePtr, params};
 
 params! {
-    /// Computes `out[t] = table[ids[t]] · scale`. Grid: one CTA per token.
+    /// Computes `out[t] = table[ids[t]] · scale`, or adds that to `out[t]`. Grid: one CTA per token.
     EmbedParams {
         /// T `[tokens, cols]`.
         out: DevicePtr,
@@ -97,6 +97,23 @@ params! {
         cols: u32,
     }
 
+    /// Reduces rows to one: `out[e]` is the first of the rows `row_index[e] + 1 − lens[e] ..= row_index[e]`, or their
+    /// mean, summed in f32 in their order. Grid: [`PoolRowsParams::grid`].
+    PoolRowsParams {
+        /// T `[count, cols]`.
+        out: DevicePtr,
+        /// T `[., cols]`.
+        input: DevicePtr,
+        /// u32 `[count]`: the last row of each reduction.
+        row_index: DevicePtr,
+        /// u32 `[count]`: the number of its rows, from 1 to `row_index[e] + 1`.
+        lens: DevicePtr,
+        /// Number of rows of `out`.
+        count: u32,
+        /// Number of columns.
+        cols: u32,
+    }
+
     /// Copies whole blocks of one KV group. No block that is written may be read. Grid: [`CopyBlocksParams::grid`].
     CopyBlocksParams {
         /// Cache of the group, from block 0.
@@ -134,22 +151,22 @@ impl NormParams {
     }
 }
 
-/// Returns the grid of an activation of rows of `cols` columns with `threads` threads per CTA.
-fn activation_grid(rows: u32, cols: u32, threads: u32) -> [u32; 3] {
+/// Returns the grid of `rows` rows of `cols` columns that are divided among CTAs of `threads` threads.
+fn row_parts(rows: u32, cols: u32, threads: u32) -> [u32; 3] {
     [rows, cols.div_ceil(8 * threads), 1]
 }
 
 impl GluParams {
     /// Returns the grid of the launch with `threads` threads per CTA.
     pub fn grid(&self, threads: u32) -> [u32; 3] {
-        activation_grid(self.rows, self.cols, threads)
+        row_parts(self.rows, self.cols, threads)
     }
 }
 
 impl ActParams {
     /// Returns the grid of the launch with `threads` threads per CTA.
     pub fn grid(&self, threads: u32) -> [u32; 3] {
-        activation_grid(self.rows, self.cols, threads)
+        row_parts(self.rows, self.cols, threads)
     }
 }
 
@@ -157,6 +174,13 @@ impl GatherRowsParams {
     /// Returns the grid of the launch.
     pub fn grid(&self) -> [u32; 3] {
         [self.count, 1, 1]
+    }
+}
+
+impl PoolRowsParams {
+    /// Returns the grid of the launch with `threads` threads per CTA.
+    pub fn grid(&self, threads: u32) -> [u32; 3] {
+        row_parts(self.count, self.cols, threads)
     }
 }
 

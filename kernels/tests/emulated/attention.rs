@@ -35,11 +35,12 @@ pub(crate) struct Setup {
     pub(crate) q_heads: usize,
     pub(crate) kv_heads: usize,
     pub(crate) size: usize,
+    /// Number of tokens that a query sees, or of those on each side if it sees later ones.
     pub(crate) window: Option<usize>,
     pub(crate) softcap: Option<f32>,
     /// Whether heads have sinks.
     pub(crate) sinks: bool,
-    /// Whether queries see all keys of their sequence.
+    /// Whether queries see keys after their own.
     pub(crate) bidirectional: bool,
     /// Number of elements of a value, if values are the first elements of the keys.
     pub(crate) prefix: Option<usize>,
@@ -112,10 +113,28 @@ impl Setup {
         }
     }
 
+    /// Returns the keys that the query at a position of a sequence of `len` tokens sees.
+    fn seen(&self, position: usize, len: usize) -> Range<usize> {
+        match self.window {
+            Some(window) if self.bidirectional => position.saturating_sub(window)..(position + window + 1).min(len),
+            None if self.bidirectional => 0..len,
+            Some(window) => (position + 1).saturating_sub(window)..position + 1,
+            None => 0..position + 1,
+        }
+    }
+
+    /// Returns the window and the lookahead of the parameters.
+    fn reach(&self) -> (u32, u32) {
+        match (self.bidirectional, self.window.map(|window| window as u32)) {
+            (true, Some(window)) => (2 * window + 1, window),
+            (true, None) => (0, u32::MAX),
+            (false, window) => (window.unwrap_or(0), 0),
+        }
+    }
+
     /// Returns a query's output in f64, `[q_cols]`, computed from queries, keys and values as f64.
     fn expected(&self, [q, k, v]: [&[f64]; 3], position: usize) -> Vec<f64> {
-        let first = self.window.map_or(0, |w| (position + 1).saturating_sub(w));
-        let last = if self.bidirectional { k.len() / self.kv_cols() - 1 } else { position };
+        let range = self.seen(position, k.len() / self.kv_cols());
         let mut out = vec![0.0; self.out_cols()];
         for (head, out) in out.chunks_mut(self.value_size()).enumerate() {
             let q = &q[position * self.q_cols() + head * self.size..][..self.size];
@@ -126,11 +145,11 @@ impl Setup {
                 let score = product * f64::from(self.scale());
                 self.softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
             };
-            let scores: Vec<f64> = (first..=last).map(score).collect();
+            let scores: Vec<f64> = range.clone().map(score).collect();
             let sink = self.sinks().map(|sinks| f64::from(sinks[head]));
             let largest = scores.iter().copied().chain(sink).fold(f64::MIN, f64::max);
             let sum: f64 = scores.iter().copied().chain(sink).map(|s| (s - largest).exp()).sum();
-            for (key, score) in (first..=last).zip(&scores) {
+            for (key, score) in range.clone().zip(&scores) {
                 let weight = (score - largest).exp() / sum;
                 out.iter_mut().zip(&v[at(key)..]).for_each(|(o, v)| *o += weight * v);
             }
@@ -220,8 +239,8 @@ impl<'a> Step<'a> {
             let (sequence, positions) = chunk;
             let row: Vec<u32> = (0..blocks_of(chunk)).map(|_| free.swap_remove(rng.below(free.len()))).collect();
             // Keys before the window are not used any more.
-            let seen = setup.window.map_or(0, |w| (positions.start + 1).saturating_sub(w));
-            for key in seen..positions.end {
+            let seen = setup.seen(positions.start, positions.end);
+            for key in seen.start..positions.end {
                 let at = step.slot(row[key / KV_BLOCK] as usize, key % KV_BLOCK);
                 let cols = key * setup.kv_cols()..(key + 1) * setup.kv_cols();
                 step.cache.copy_from(at, &sequence.k, cols.clone());
@@ -261,6 +280,7 @@ impl<'a> Step<'a> {
 
     /// Returns parameters shared by all kernels, with an output and a plan.
     fn params(&self, out: u64, plan: u64) -> AttentionParams {
+        let (window, lookahead) = self.setup.reach();
         let plane = KV_BLOCK * self.setup.kv_cols();
         let layer = |number: usize| self.cache.ptr() + (number * plane * self.setup.dtype.bytes()) as u64;
         AttentionParams {
@@ -279,10 +299,10 @@ impl<'a> Step<'a> {
             q_heads: self.setup.q_heads as u32,
             kv_heads: self.setup.kv_heads as u32,
             head_size: self.setup.size as u32,
-            window: self.setup.window.map_or(0, |w| w as u32),
+            window,
             scale: self.setup.scale(),
             softcap: self.setup.softcap.unwrap_or(0.0),
-            bidirectional: u32::from(self.setup.bidirectional),
+            lookahead,
             value_size: self.setup.value_size() as u32,
         }
     }
@@ -303,7 +323,7 @@ impl<'a> Step<'a> {
                 }
                 let mut plan = Vec::new();
                 let PrefillPlan { tiles } = match self.setup.bidirectional {
-                    true => PrefillPlan::write_segment(self.seq_lens[0], &mut plan),
+                    true => PrefillPlan::write_segments(&self.query_start, &mut plan),
                     false => PrefillPlan::write(&self.query_start, &self.seq_lens, &mut plan),
                 };
                 if tiles > 0 {
@@ -473,21 +493,55 @@ fn segment_setups() -> Vec<Setup> {
     all
 }
 
-#[test]
-fn segments_are_as_in_f64() {
-    let rng = &mut rng();
-    let (paddings, mut others): (Vec<_>, Vec<_>) =
+/// Returns the setups for segments that run: for the emulation each takes seconds to compile, so only those with padded
+/// heads and a few of the others run.
+fn some_segment_setups(rng: &mut TestRng) -> Vec<Setup> {
+    let (mut paddings, mut others): (Vec<_>, Vec<_>) =
         segment_setups().into_iter().partition(|setup| setup.size == 72 && setup.dtype != Dtype::F32);
-    // For the emulation each takes seconds to compile, so only those with padded heads and a few of the others run.
     while !on_device() && others.len() > 3 {
         others.swap_remove(rng.below(others.len()));
     }
-    for setup in paddings.into_iter().chain(others) {
-        // One key, a part of a tile, whole tiles, and a query that begins a tile.
-        for len in [1, 2 + rng.below(60), 64, 65, 129 + rng.below(60)] {
-            let sequence = setup.sequence(len, rng);
-            let chunks = [(&sequence, 0..len)];
-            setup.check(&chunks, &setup.run(&chunks, rng.next_u64()));
+    paddings.append(&mut others);
+    paddings
+}
+
+#[test]
+fn segments_are_as_in_f64() {
+    let rng = &mut rng();
+    for setup in some_segment_setups(rng) {
+        for window in [None, Some(0), Some(1 + rng.below(40)), Some(64 + rng.below(80))] {
+            let setup = Setup { window, ..setup };
+            // One key, a part of a tile, whole tiles, and a query that begins a tile.
+            let lens = [1, 2 + rng.below(60), 64, 65, 129 + rng.below(60)];
+            let sequences = lens.map(|len| setup.sequence(len, rng));
+            let chunks: Vec<Chunk<'_>> = sequences.iter().zip(lens).map(|(s, len)| (s, 0..len)).collect();
+            let outputs = setup.run(&chunks, rng.next_u64());
+            setup.check(&chunks, &outputs);
+            for (chunk, output) in chunks.iter().zip(&outputs) {
+                let alone = setup.run(std::slice::from_ref(chunk), rng.next_u64());
+                assert!(alone[0] == *output, "{setup:?}: {} tokens alone", chunk.1.len());
+            }
+        }
+    }
+}
+
+#[test]
+fn keys_outside_a_window_reach_no_row() {
+    let rng = &mut rng();
+    for setup in some_segment_setups(rng) {
+        let (len, window) = (170, pick(rng, &[0, 5, 64]));
+        let setup = Setup { window: Some(window), ..setup };
+        let mut sequence = setup.sequence(len, rng);
+        let expected = setup.run(&[(&sequence, 0..len)], 1).remove(0);
+        let (place, kv_cols, cols) = (rng.below(len), setup.kv_cols(), setup.out_cols());
+        sequence.k.copy_from(place * kv_cols, &Array::poisoned(setup.dtype, kv_cols), 0..kv_cols);
+        let found = setup.run(&[(&sequence, 0..len)], 2).remove(0);
+        for position in 0..len {
+            let row = position * cols..(position + 1) * cols;
+            match setup.seen(position, len).contains(&place) {
+                true => assert!(found.range(row).iter().all(|x| x.is_nan()), "{setup:?}: {position} sees {place}"),
+                false => assert!(found.bits(row.clone()) == expected.bits(row), "{setup:?}: {position}, not {place}"),
+            }
         }
     }
 }

@@ -7,8 +7,8 @@ use octavo_kernels::manifest::{Chips, Instance};
 use octavo_kernels::params::{
     ActParams, AttentionParams, CopyBlocksParams, DequantizeParams, EmbedParams, EmbedTapsParams, ExpertLinearParams,
     ExpertSumParams, FillParams, GateRowsParams, GatherRowsParams, GluParams, LatentPostParams, LinearParams,
-    MediaRowsParams, NormParams, PagedDecodeParams, Params, PatchesParams, QkvPostParams, QuantLinearParams,
-    QuantWeight, QuantizeParams, RouteParams, SamplingParams, SamplingRow, SortExpertsParams,
+    MediaRowsParams, NormParams, PagedDecodeParams, Params, PatchesParams, PoolRowsParams, QkvPostParams,
+    QuantLinearParams, QuantWeight, QuantizeParams, RouteParams, SamplingParams, SamplingRow, SortExpertsParams,
 };
 use octavo_kernels::sources::Source;
 
@@ -36,6 +36,7 @@ fn structs_lie_as_in_c() {
     check(layout::<GluParams>);
     check(layout::<ActParams>);
     check(layout::<GatherRowsParams>);
+    check(layout::<PoolRowsParams>);
     check(layout::<CopyBlocksParams>);
     check(layout::<PatchesParams>);
     check(layout::<EmbedTapsParams>);

@@ -3,8 +3,10 @@
 use std::sync::LazyLock;
 
 use octavo_kernels::emulation::Order;
-use octavo_kernels::manifest::{self, Activation, Dtype, NormMean};
-use octavo_kernels::params::{ActParams, CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, NormParams};
+use octavo_kernels::manifest::{self, Activation, Dtype, NormMean, Pool};
+use octavo_kernels::params::{
+    ActParams, CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, NormParams, PoolRowsParams,
+};
 use octavo_ops::testing::{TestRng, erf};
 
 use crate::common::{assert_near, by_rows, in_every_order, launch, rng};
@@ -17,7 +19,8 @@ const GATED: [Activation; 4] = [Activation::Silu, Activation::Gelu, Activation::
 static KERNELS: LazyLock<Kernels> = LazyLock::new(|| {
     let mut instances = vec![manifest::copy_blocks()];
     for dtype in dtypes() {
-        instances.extend([manifest::embed(dtype), manifest::gather_rows(dtype)]);
+        instances.extend([manifest::embed(dtype), manifest::embed_add(dtype), manifest::gather_rows(dtype)]);
+        instances.extend([Pool::First, Pool::Mean].map(|pool| manifest::pool_rows(dtype, pool)));
         instances.extend([NormMean::Rms, NormMean::Layer].map(|mean| manifest::norm(dtype, mean)));
         instances.extend(GATED.map(|kind| manifest::glu(dtype, kind)));
         instances.extend(ACTIVATIONS.map(|kind| manifest::act(dtype, kind)));
@@ -37,9 +40,10 @@ fn check_embed(dtype: Dtype, rng: &mut TestRng) {
     let table = Array::random(dtype, vocabulary * cols, rng);
     let ids = rng.tokens(tokens, vocabulary);
     let (named, drawn) = by_rows(&ids, rng);
-    let scale = pick(rng, &[1.0, 11.3137]);
+    let (scale, before) = (pick(rng, &[1.0, 11.3137]), Array::random(dtype, tokens * cols, rng));
+    let adds = rng.below(2) == 0;
     let out = in_every_order(|order| {
-        let mut out = Array::poisoned(dtype, tokens * cols);
+        let mut out = if adds { before.clone() } else { Array::poisoned(dtype, tokens * cols) };
         let params = EmbedParams {
             out: out.ptr_mut(),
             table: table.ptr(),
@@ -50,18 +54,19 @@ fn check_embed(dtype: Dtype, rng: &mut TestRng) {
             vocabulary: vocabulary as u32,
             scale,
         };
-        launch(&KERNELS, order, &manifest::embed(dtype), params.grid(), &params);
+        let instance = if adds { manifest::embed_add(dtype) } else { manifest::embed(dtype) };
+        launch(&KERNELS, order, &instance, params.grid(), &params);
         out
     });
     for (t, &id) in ids.iter().enumerate() {
-        let row = id as usize * cols..(id as usize + 1) * cols;
-        if scale == 1.0 {
-            assert!(out.bits(t * cols..(t + 1) * cols) == table.bits(row), "an unscaled row is copied");
-        } else {
-            let expected: Vec<f64> = table.range(row).iter().map(|x| x * f64::from(scale)).collect();
-            let got = out.range(t * cols..(t + 1) * cols);
-            assert_near(&got, &expected, Tolerance::Elementwise.of(dtype), "embed");
+        let (at, row) = (t * cols..(t + 1) * cols, id as usize * cols..(id as usize + 1) * cols);
+        if scale == 1.0 && !adds {
+            assert!(out.bits(at) == table.bits(row), "an unscaled row is copied");
+            continue;
         }
+        let added = before.range(at.clone()).into_iter().map(|x| if adds { x } else { 0.0 });
+        let expected: Vec<f64> = table.range(row).iter().zip(added).map(|(x, y)| y + x * f64::from(scale)).collect();
+        assert_near(&out.range(at), &expected, Tolerance::Elementwise.of(dtype), "embed");
     }
 }
 
@@ -236,6 +241,51 @@ fn check_gather(dtype: Dtype, rng: &mut TestRng) {
     }
 }
 
+fn check_pool(dtype: Dtype, pool: Pool, rng: &mut TestRng) {
+    let (rows, count, cols) = (1 + rng.below(40), 1 + rng.below(4), pick(rng, &COLS));
+    let ranges: Vec<_> = (0..count)
+        .map(|_| {
+            let last = rng.below(rows);
+            last - rng.below(last + 1)..last + 1
+        })
+        .collect();
+    // Rows that are not reduced may contain anything.
+    let mut input = Array::poisoned(dtype, rows * cols);
+    let values = Array::random(dtype, rows * cols, rng);
+    for range in &ranges {
+        input.copy_from(range.start * cols, &values, range.start * cols..range.end * cols);
+    }
+    let row_index: Vec<u32> = ranges.iter().map(|range| range.end as u32 - 1).collect();
+    let lens: Vec<u32> = ranges.iter().map(|range| range.len() as u32).collect();
+    let out = in_every_order(|order| {
+        let mut out = Array::poisoned(dtype, count * cols);
+        let params = PoolRowsParams {
+            out: out.ptr_mut(),
+            input: input.ptr(),
+            row_index: address(&row_index),
+            lens: address(&lens),
+            count: count as u32,
+            cols: cols as u32,
+        };
+        let instance = manifest::pool_rows(dtype, pool);
+        launch(&KERNELS, order, &instance, params.grid(instance.threads), &params);
+        out
+    });
+    for (i, range) in ranges.iter().enumerate() {
+        let at = i * cols..(i + 1) * cols;
+        if pool == Pool::First || range.len() == 1 {
+            let first = range.start * cols..(range.start + 1) * cols;
+            assert!(out.bits(at) == input.bits(first), "{pool:?} of {range:?}");
+            continue;
+        }
+        let mean = |c| range.clone().map(|row| input.get(row * cols + c)).sum::<f64>() / range.len() as f64;
+        let expected: Vec<f64> = (0..cols).map(mean).collect();
+        // Few columns may all be sums that cancel.
+        let tolerance = Tolerance::Elementwise.of(dtype) * if cols < 8 { 40.0 } else { 1.0 };
+        assert_near(&out.range(at), &expected, tolerance, "pool");
+    }
+}
+
 fn check_copy_blocks(rng: &mut TestRng) {
     let (blocks, size) = (6, pick(rng, &[4, 256, 5000]));
     let before = Array::random(Dtype::F32, blocks * size, rng);
@@ -269,6 +319,7 @@ fn check_all(cases: u64) {
             GATED.into_iter().for_each(|kind| check_glu(dtype, kind, rng));
             ACTIVATIONS.into_iter().for_each(|kind| check_act(dtype, kind, rng));
             check_gather(dtype, rng);
+            [Pool::First, Pool::Mean].into_iter().for_each(|pool| check_pool(dtype, pool, rng));
         }
         check_copy_blocks(rng);
     }
@@ -287,7 +338,7 @@ fn small_rows() {
 #[test]
 fn activations_end_well_at_both_ends() {
     let gates = [-1e4, -100.0, -20.0, 0.0, 20.0, 100.0, 1e4];
-    for kind in GATED {
+    for kind in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
         let row: Vec<f64> = gates.iter().copied().chain([1.0; 7]).collect();
         let (input, mut out) = (Array::of(Dtype::F32, &row), Array::poisoned(Dtype::F32, 7));
         let params = GluParams { out: out.ptr_mut(), input: input.ptr(), rows: 1, cols: 7, ..GluParams::default() };

@@ -8,17 +8,16 @@ use octavo_kernels::params::{KV_BLOCK, NO_SLOT};
 use octavo_ops::cost::ElementBytes;
 use octavo_ops::sampling::{SampleBatch, SampledToken};
 use octavo_ops::{
-    Backend, BackendError, DeviceProfile, EncodeBatch, KvGroup, Program, ProgramKind, StepBatch, WeightSource,
-    check_block_size,
+    Backend, BackendError, DeviceProfile, EncodeBatch, KvGroup, Program, StepBatch, WeightSource, check_block_size,
 };
 
 use crate::driver::{DeviceInfo, Driver, Gpu, Unavailable};
-use crate::layout::Limits;
 use crate::libraries::Version;
 use crate::loaded::Opened;
 use crate::lower::block_elements;
 use crate::model::Model;
 use crate::peaks::peaks;
+use crate::texts::encodes_images;
 use crate::{CudaConfig, Memory, NAME, failed, unsupported};
 
 /// Supported numbers of tokens per KV block.
@@ -154,8 +153,8 @@ impl Backend for CudaBackend {
         progress: &mut dyn FnMut(u64),
     ) -> Result<(), BackendError> {
         self.model = None;
-        if program.kind() == ProgramKind::Encoder {
-            return Err(unsupported("encoders without a decoder"));
+        if encodes_images(program) {
+            return Err(unsupported("encoders of images without a decoder"));
         }
         self.gpu.bind()?;
         let model = Model::load(&self.opened(), program, weights, progress)?;
@@ -184,8 +183,7 @@ impl Backend for CudaBackend {
     }
 
     fn forward(&mut self, batch: &StepBatch) -> Result<(), BackendError> {
-        let limits = Limits::new(&self.config);
-        self.bound()?.forward(batch, &limits)
+        self.bound()?.forward(batch)
     }
 
     fn start_sampling(&mut self, batch: &SampleBatch<'_>) -> Result<(), BackendError> {
@@ -199,7 +197,9 @@ impl Backend for CudaBackend {
     fn embeddings(&mut self, out: &mut Vec<f32>) -> Result<(), BackendError> {
         let dtype = self.dtype;
         out.clear();
-        append(dtype, self.bound()?.embeddings()?, out);
+        let (words, elements) = self.bound()?.embeddings()?;
+        append(dtype, words, out);
+        out.truncate(elements);
         Ok(())
     }
 

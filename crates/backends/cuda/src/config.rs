@@ -21,7 +21,8 @@ pub struct CudaConfig {
     pub max_num_batched_tokens: usize,
     /// Maximum number of sequences in a step.
     pub max_num_seqs: usize,
-    /// Maximum number of rows of a step that reach the head, and of rows whose hidden state is returned.
+    /// Maximum number of rows of a step that reach the head, and of rows whose hidden state is returned. A program that
+    /// samples nothing may return the hidden states of all tokens instead.
     pub max_rows: usize,
     /// Maximum number of tokens of a sequence.
     pub max_model_len: usize,

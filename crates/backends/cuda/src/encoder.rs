@@ -6,11 +6,11 @@
 use std::ops::Range;
 
 use octavo_kernels::params::KV_BLOCK;
-use octavo_ops::{BackendError, EncodeBatch, Op, Program, StepBatch, WeightSource};
+use octavo_ops::{BackendError, EncodeBatch, Program, StepBatch, WeightSource};
 
 use crate::failed;
 use crate::forward::{Cache, Step};
-use crate::layout::{Limits, patch_cols};
+use crate::layout::{Limits, has_taps, patch_cols};
 use crate::loaded::{Loaded, Opened, Wanted};
 use crate::lower::block_elements;
 use crate::media::MediaCache;
@@ -49,7 +49,7 @@ impl Encoder {
         let cache = Cache {
             address: loaded.arena.at(loaded.layout.step_kv),
             block_elements: block_elements(&program.step_kv()),
-            blocks: limits.table_stride(),
+            blocks: limits.step_blocks(),
         };
         Ok(Self {
             block: staged(largest.words())?,
@@ -91,13 +91,12 @@ impl Encoder {
         self.select(batch, rows.clone());
         let program = &self.loaded.program;
         let merged = rows.start / program.merge()..rows.end / program.merge();
-        let has_taps = program.ops.iter().any(|op| matches!(op, Op::EmbedTaps(_)));
         let shape = self.filler.plan_image(
             &self.step,
             ImageShape {
                 streams: program.position_streams(),
                 merged: merged.len(),
-                tapped: if has_taps { rows.len() } else { 0 },
+                tapped: if has_taps(program) { rows.len() } else { 0 },
                 channels: batch.channels.len(),
             },
         );

@@ -7,7 +7,7 @@ use octavo_kernels::params::{
     QkvPostParams,
 };
 use octavo_kernels::plan::decode_columns;
-use octavo_ops::{BackendError, Rows};
+use octavo_ops::{BackendError, EmbedIds, Rows};
 
 use crate::build::{KernelId, Kernels};
 use crate::driver::Gpu;
@@ -78,6 +78,15 @@ impl Step<'_> {
         rows as u32
     }
 
+    /// Returns the address of the rows of a table that tokens read.
+    fn ids(&self, ids: EmbedIds) -> u64 {
+        self.at(match ids {
+            EmbedIds::Tokens => self.shape.token_ids(),
+            EmbedIds::Positions { .. } => self.shape.positions(),
+            EmbedIds::Types => self.shape.token_types(),
+        })
+    }
+
     fn row_index(&self, rows: Rows) -> u64 {
         match rows {
             Rows::Pooled => self.at(self.shape.pooled_rows()),
@@ -122,8 +131,8 @@ impl Machine {
     fn stage(&self, stage: &Stage, step: &Step<'_>) -> Result<(), BackendError> {
         let tokens = step.shape.tokens as u32;
         match stage {
-            Stage::Embed { kernel, params } => {
-                let ids = step.at(step.shape.token_ids());
+            Stage::Embed { kernel, params, ids } => {
+                let ids = step.ids(*ids);
                 let params = EmbedParams { ids, tokens, ..*params };
                 some(tokens, || self.launch(*kernel, params.grid(), &params))
             }
@@ -152,6 +161,7 @@ impl Machine {
                 let params = GatherRowsParams { row_index: step.row_index(*rows), count: step.rows(*rows), ..*params };
                 some(params.count, || self.launch(*kernel, params.grid(), &params))
             }
+            Stage::Pool { kernel, params } => self.pool_rows(*kernel, params, step),
             Stage::Image(stage) => self.image(stage, step),
             Stage::Experts(stage) => self.experts(stage, step),
             Stage::Latent(stage) => self.latent(stage, step),

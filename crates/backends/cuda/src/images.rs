@@ -94,10 +94,11 @@ impl Lowering<'_> {
         (kernel, MediaRowsParams { rows, cols, column: column as u32, ..MediaRowsParams::default() })
     }
 
-    /// Lowers attention over segments. Segments are run one by one, so every kernel has the same sums in any batch.
+    /// Lowers attention over segments. A tile has queries of one segment, whose sums are the same in any batch.
     pub(crate) fn segment_attention(&mut self, op: &SegmentAttention) -> Stage {
-        let params =
-            AttentionParams { bidirectional: 1, scale: op.scale, ..self.attention_params(op.q, op.out, op.heads) };
+        let (window, lookahead) = on_both_sides(op.window);
+        let params = self.attention_params(op.q, op.out, op.heads);
+        let params = AttentionParams { window, lookahead, scale: op.scale, ..params };
         let prefill = manifest::paged_prefill(self.setting.chip, self.setting.dtype, op.heads.dim);
         let attention = match prefill {
             Some(instance) => Attention::Segment { kernel: self.instances.id(instance), params },
@@ -108,6 +109,13 @@ impl Lowering<'_> {
         };
         Stage::Attention { attention, cache: self.step_layer(&op.heads) }
     }
+}
+
+/// Returns the window and the lookahead of queries that see `window` tokens on each side, or all.
+fn on_both_sides(window: Option<usize>) -> (u32, u32) {
+    let side = window.and_then(|window| u32::try_from(window).ok());
+    let whole = side.and_then(|side| side.checked_mul(2)?.checked_add(1));
+    side.zip(whole).map_or((0, u32::MAX), |(side, whole)| (whole, side))
 }
 
 impl Machine {
@@ -162,5 +170,17 @@ impl Machine {
             ..*params
         };
         some(params.count, || self.launch(kernel, params.grid(), &params))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_without_an_end_see_all() {
+        let found = [None, Some(0), Some(64), Some(u32::MAX as usize / 2), Some(1 << 31), Some(usize::MAX)];
+        let all = (0, u32::MAX);
+        assert_eq!(found.map(on_both_sides), [all, (1, 0), (129, 64), (u32::MAX, u32::MAX / 2), all, all]);
     }
 }

@@ -29,19 +29,23 @@ const REPORTED: usize = 32;
 pub(crate) struct Limits {
     pub(crate) tokens: usize,
     pub(crate) sequences: usize,
+    /// Number of rows that reach the head.
     pub(crate) rows: usize,
+    /// Number of rows whose hidden state is returned.
+    pub(crate) pooled: usize,
     pub(crate) positions: usize,
 }
 
 impl Limits {
-    pub(crate) fn new(config: &CudaConfig) -> Self {
-        let positions = config.max_model_len.max(1);
-        Self {
-            tokens: config.max_num_batched_tokens.max(1),
-            sequences: config.max_num_seqs.max(1),
-            rows: config.max_rows.max(1),
-            positions,
-        }
+    /// Returns the sizes for a program. One that samples nothing may return a vector of every token.
+    pub(crate) fn new(config: &CudaConfig, program: &Program) -> Self {
+        let tokens = config.max_num_batched_tokens.max(1);
+        let (rows, pooled) = match program.kind() {
+            ProgramKind::Decoder => (config.max_rows.max(1), config.max_rows.max(1)),
+            ProgramKind::Encoder | ProgramKind::Embedder => (0, tokens),
+        };
+        let (sequences, positions) = (config.max_num_seqs.max(1), config.max_model_len.max(1));
+        Self { tokens, sequences, rows, pooled, positions }
     }
 
     /// Returns the number of entries in a row of a block table.
@@ -60,11 +64,13 @@ impl Limits {
             tokens: self.tokens,
             sequences: self.sequences,
             sampled: self.rows,
-            pooled: self.rows,
+            pooled: self.pooled,
+            reduced: if program.reduces_rows() { self.pooled } else { 0 },
+            typed: if program.token_types() > 0 { self.tokens } else { 0 },
             groups: kv_groups(program).len(),
             media: if program.media_columns() > 0 { self.tokens } else { 0 },
             merged: self.tokens / program.merge(),
-            tapped: if program.kind() == ProgramKind::Encoder { self.tokens } else { 0 },
+            tapped: if has_taps(program) { self.tokens } else { 0 },
             channels: patch_cols(program),
             streams: program.position_streams(),
             table_stride: self.table_stride(),
@@ -75,7 +81,14 @@ impl Limits {
 
     /// Returns the sizes for images of at most `patches` patches, which are encoded one by one.
     pub(crate) fn of_images(patches: usize) -> Self {
-        Self { tokens: patches, sequences: 1, rows: 0, positions: patches }
+        Self { tokens: patches, sequences: 1, rows: 0, pooled: 0, positions: patches }
+    }
+
+    /// Returns the number of blocks of keys and values that an encoder's step needs, in which each sequence has blocks of
+    /// its own.
+    pub(crate) fn step_blocks(&self) -> usize {
+        let sequences = self.sequences.min(self.tokens);
+        (self.tokens + (KV_BLOCK - 1) * sequences) / KV_BLOCK
     }
 
     /// Returns the maximum number of rows of a kind.
@@ -84,7 +97,8 @@ impl Limits {
             Rows::Tokens => self.tokens,
             Rows::Routed(experts) => self.tokens * experts,
             Rows::Merged => self.tokens / program.merge(),
-            Rows::Sampled | Rows::Pooled => self.rows,
+            Rows::Sampled => self.rows,
+            Rows::Pooled => self.pooled,
         }
     }
 
@@ -174,7 +188,7 @@ impl Layout {
         let workspace = plan.take(if dtype == Dtype::F32 { 0 } else { cublaslt::WORKSPACE });
         let patches = plan.take((limits.tokens as u64).saturating_mul(patch_cols(program) as u64));
         let step_kv = block_elements(&program.step_kv()).saturating_mul(dtype.bytes() as u64);
-        let step_kv = plan.take(step_kv.saturating_mul(limits.table_stride() as u64));
+        let step_kv = plan.take(step_kv.saturating_mul(limits.step_blocks() as u64));
         let sampling = Sampling {
             adjusted: plan.take(limits.rows as u64 * logits_stride(program.vocab_size) * floats),
             input: plan.take(words(sampling_words(program.vocab_size, limits.rows))),
@@ -277,6 +291,11 @@ pub(crate) fn patch_cols(program: &Program) -> usize {
     program.ops.iter().find_map(cols).unwrap_or(0)
 }
 
+/// Returns whether patches have learned positions.
+pub(crate) fn has_taps(program: &Program) -> bool {
+    program.ops.iter().any(|op| matches!(op, Op::EmbedTaps(_)))
+}
+
 /// Returns the maximum numbers of elements of the output and of heads of q in a layer with a cache.
 fn attention(program: &Program) -> Result<(u64, u64), BackendError> {
     let (mut elements, mut heads) = (0, 0);
@@ -299,12 +318,24 @@ mod tests {
 
     #[test]
     fn splits_grow_with_the_context() {
+        let (program, _) = octavo_ops::testing::TinyModel::default().build().unwrap();
         let limits = |max_model_len| {
             let config = CudaConfig { max_model_len, ..crate::config::tests::config() };
-            Limits::new(&config)
+            Limits::new(&config, &program)
         };
         assert_eq!([1, 1000, 40_960, 1 << 20].map(|len| limits(len).splits(2)), [2, 16, 64, 1024]);
         assert_eq!(limits(100).table_stride(), 7);
+    }
+
+    #[test]
+    fn every_division_into_texts_has_its_blocks() {
+        for (tokens, sequences) in [(1, 1), (16, 1), (17, 1), (3, 8), (40, 8), (64, 8)] {
+            let limits = Limits { tokens, sequences, rows: 0, pooled: tokens, positions: tokens };
+            // All but one text begin a block with a single token, which takes most blocks.
+            let others = sequences.min(tokens) - 1;
+            let most = others + (tokens - others).div_ceil(KV_BLOCK);
+            assert!((most..=most + 1).contains(&limits.step_blocks()), "{tokens} tokens of {sequences} texts");
+        }
     }
 
     /// Returns the programs of a model whose configuration alone is in `models/shapes`.
@@ -328,7 +359,7 @@ mod tests {
             ..crate::config::tests::config()
         };
         for dtype in [Dtype::Bf16, Dtype::F16] {
-            let text = Layout::new(&decoder, dtype, &Limits::new(&config)).unwrap();
+            let text = Layout::new(&decoder, dtype, &Limits::new(&config, &decoder)).unwrap();
             let images = Layout::new(&encoder, dtype, &Limits::of_images(4 * CONTEXT)).unwrap();
             let row = decoder.media_columns() as u64 * dtype.bytes() as u64;
             let found = [

@@ -43,6 +43,7 @@ mod staged;
 mod step;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod texts;
 mod weights;
 
 pub use backend::CudaBackend;

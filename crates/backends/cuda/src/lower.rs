@@ -3,7 +3,7 @@
 use octavo_kernels::manifest::{self, Dtype};
 use octavo_kernels::params::{
     AttentionParams, DequantizeParams, EmbedParams, GatherRowsParams, GluParams, KV_BLOCK, LATENT_ROWS, LinearParams,
-    MAX_NORM_COLS, NormParams, PagedDecodeParams, QkvPostParams,
+    MAX_NORM_COLS, NormParams, PagedDecodeParams, PoolRowsParams, QkvPostParams,
 };
 use octavo_ops::{
     BackendError, BufferId, Embed, EmbedIds, GluKind, HeadShape, KvPlace, Linear, Logits, NormKind, NormOp, Op,
@@ -23,7 +23,7 @@ use crate::weights::{Part, Placed};
 /// An op with its kernels and all parameters that are constant.
 #[derive(Clone, Debug)]
 pub(crate) enum Stage {
-    Embed { kernel: KernelId, params: EmbedParams },
+    Embed { kernel: KernelId, params: EmbedParams, ids: EmbedIds },
     EmbedQuantised { kernel: KernelId, params: DequantizeParams },
     Norm { kernel: KernelId, params: NormParams, rows: Rows },
     Product { product: Product, rows: Rows },
@@ -31,6 +31,7 @@ pub(crate) enum Stage {
     Attention { attention: Attention, cache: CacheLayer },
     Glu { kernel: KernelId, params: GluParams, rows: Rows },
     Gather { kernel: KernelId, params: GatherRowsParams, rows: Rows },
+    Pool { kernel: KernelId, params: PoolRowsParams },
     Image(ImageStage),
     Experts(ExpertStage),
     Latent(LatentStage),
@@ -69,7 +70,7 @@ pub(crate) enum Attention {
         prefill_grid: fn(&AttentionParams, u32) -> [u32; 3],
         params: PagedDecodeParams,
     },
-    /// The kernel for prefill, over the one segment of an encoder's step.
+    /// The kernel for prefill, over the segments of an encoder's step.
     Segment { kernel: KernelId, params: AttentionParams },
 }
 
@@ -96,10 +97,7 @@ impl Lowering<'_> {
     fn stage(&mut self, op: &Op) -> Result<Stage, BackendError> {
         let dtype = self.setting.dtype;
         Ok(match op {
-            Op::Embed(Embed { table, ids: EmbedIds::Tokens, scale, add: false, out }) => {
-                self.embed(*table, *scale, *out)?
-            }
-            Op::Embed(_) | Op::PoolRows(_) => return Err(unsupported("encoders of texts")),
+            Op::Embed(op) => self.embed(op)?,
             Op::Norm(op) => self.norm(op)?,
             Op::Linear(op) => self.linear(op)?,
             Op::QkvPost(op) => self.qkv_post(op),
@@ -122,6 +120,7 @@ impl Lowering<'_> {
                 let (out, input) = (self.buffer(*out), self.buffer(*input));
                 Stage::Gather { kernel, params: GatherRowsParams { out, input, row_index: 0, count: 0, cols }, rows }
             }
+            Op::PoolRows(op) => self.pool_rows(op),
             Op::Logits(op) => self.logits(op)?,
             Op::Patches { out } => self.patches(*out),
             Op::EmbedTaps(op) => self.embed_taps(op)?,
@@ -165,19 +164,30 @@ impl Lowering<'_> {
         }
     }
 
-    fn embed(&mut self, table: WeightId, scale: f32, out: BufferId) -> Result<Stage, BackendError> {
-        let (dtype, cols, out) = (self.setting.dtype, self.cols(out), self.buffer(out));
-        let [part] = self.matrix(table) else {
+    fn embed(&mut self, op: &Embed) -> Result<Stage, BackendError> {
+        let (dtype, cols, out) = (self.setting.dtype, self.cols(op.out), self.buffer(op.out));
+        let Embed { ids, scale, add, .. } = *op;
+        let [part] = self.matrix(op.table) else {
             return Err(unsupported("an embedding table of parts that are stored in different ways"));
         };
         let (address, planes, quant) = (self.arena.at(part.region), part.planes(self.arena), part.quant);
         let (drawn, rows) = (self.arena.at(self.layout.sampling.output), part.rows as u32);
         Ok(match quant {
             None => {
-                let kernel = self.instances.id(manifest::embed(dtype));
-                let params =
-                    EmbedParams { out, table: address, ids: 0, drawn, tokens: 0, cols, vocabulary: rows, scale };
-                Stage::Embed { kernel, params }
+                let instance = if add { manifest::embed_add(dtype) } else { manifest::embed(dtype) };
+                let kernel = self.instances.id(instance);
+                // The rows of positions may begin after others. If the table ends before them, no position is accepted.
+                let first = match ids {
+                    EmbedIds::Positions { offset } => u32::try_from(offset).unwrap_or(rows).min(rows),
+                    EmbedIds::Tokens | EmbedIds::Types => 0,
+                };
+                let table = address + u64::from(first) * u64::from(cols) * dtype.bytes() as u64;
+                let vocabulary = rows - first;
+                let params = EmbedParams { out, table, ids: 0, drawn, tokens: 0, cols, vocabulary, scale };
+                Stage::Embed { kernel, params, ids }
+            }
+            Some(_) if add || ids != EmbedIds::Tokens => {
+                return Err(unsupported("a quantised table of positions or token types"));
             }
             Some((format, _)) => {
                 let kernel = self.instances.id(manifest::dequantize(format, dtype));

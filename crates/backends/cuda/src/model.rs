@@ -3,7 +3,8 @@
 use octavo_kernels::params::KV_BLOCK;
 use octavo_ops::sampling::{SampleBatch, SampledToken};
 use octavo_ops::{
-    BackendError, BufferId, EncodeBatch, Op, Program, StepBatch, WeightSource, check_block_counts, check_encoder,
+    BackendError, BufferId, EncodeBatch, Op, Program, ProgramKind, StepBatch, WeightSource, check_block_counts,
+    check_encoder,
 };
 
 use crate::arena::{Arena, Plan};
@@ -16,13 +17,14 @@ use crate::lower::block_elements;
 use crate::media::MediaCache;
 use crate::sample::{SampleKernels, Sampling};
 use crate::staged::Staged;
-use crate::step::{Filler, StepShape};
+use crate::step::{Filler, Plans, StepShape};
+use crate::texts::Texts;
 use crate::{NAME, failed};
 
 /// Numbers of sequences for which decode steps are recorded.
 const GRAPH_SEQUENCES: [usize; 16] = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256];
 
-/// A decoder with its KV cache on the device, and the encoder of its images. Fields are dropped in order, so that graphs
+/// A program with its KV cache on the device, and the encoder of its images. Fields are dropped in order, so that graphs
 /// and kernels are released before the memory that they use.
 pub(crate) struct Model {
     /// Recorded steps by number of sequences, ascending.
@@ -31,9 +33,11 @@ pub(crate) struct Model {
     /// Block of the next step and that of the one before.
     blocks: [Staged; 2],
     filler: Filler,
-    /// Whether attention uses plans.
-    planned: bool,
+    /// Plans of attention.
+    plans: Plans,
     loaded: Loaded,
+    /// Steps of an encoder of texts, which has no KV cache.
+    texts: Option<Texts>,
     encoder: Option<Encoder>,
     media: MediaCache,
     /// Memory of the KV cache.
@@ -63,19 +67,26 @@ impl Model {
         source: &dyn WeightSource,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self, BackendError> {
-        let (gpu, limits) = (opened.gpu, Limits::new(opened.config));
-        let of = Wanted { program, limits, source };
-        let (loaded, sample_kernels) = Loaded::new(opened, &of, progress, SampleKernels::new)?;
+        let (gpu, limits) = (opened.gpu, Limits::new(opened.config, program));
+        let (of, is_encoder) = (Wanted { program, limits, source }, program.kind() == ProgramKind::Encoder);
+        let head = logits_buffer(program);
+        let (loaded, sample_kernels) =
+            Loaded::new(opened, &of, progress, |instances| head.map(|_| SampleKernels::new(instances)))?;
         let Loaded { machine, arena, layout, .. } = &loaded;
-        let logits = logits_buffer(program).map_or(0, |id| arena.at(layout.buffers[id.0]));
+        let logits = head.map_or(0, |id| arena.at(layout.buffers[id.0]));
         let sampling = Sampling::new(machine, sample_kernels, logits, arena, layout, program.vocab_size)?;
         let largest = limits.largest_step(program);
         Ok(Self {
             graphs: Vec::new(),
             blocks: [Staged::new(gpu, largest.words())?, Staged::new(gpu, largest.words())?],
             filler: Filler::with_capacity(largest.tiles, largest.splits),
-            planned: machine.stages.iter().any(|stage| stage.is_planned()),
+            plans: match machine.stages.iter().any(|stage| stage.is_planned()) {
+                _ if is_encoder => Plans::Segments,
+                true => Plans::Sequences,
+                false => Plans::None,
+            },
             sampling,
+            texts: is_encoder.then(|| Texts::new(&loaded)),
             loaded,
             encoder: None,
             media: MediaCache::default(),
@@ -179,8 +190,12 @@ impl Model {
         self.media.read(&self.loaded.machine.gpu, rows)
     }
 
-    /// Records the steps in which all sequences decode, starting with the largest number of sequences.
+    /// Records the steps in which all sequences decode, starting with the largest number of sequences. A program that
+    /// samples nothing has none.
     pub(crate) fn record(&mut self) -> Result<(), BackendError> {
+        if self.loaded.program.kind() != ProgramKind::Decoder {
+            return Ok(());
+        }
         let limits = self.loaded.limits;
         let most = limits.sequences.min(limits.tokens).min(limits.rows);
         let mut sizes: Vec<_> = GRAPH_SEQUENCES.into_iter().filter(|&size| size < most).collect();
@@ -190,7 +205,7 @@ impl Model {
                 tokens: sequences,
                 sequences,
                 sampled: sequences,
-                splits: if self.planned { limits.splits(sequences) } else { 0 },
+                splits: if self.plans == Plans::Sequences { limits.splits(sequences) } else { 0 },
                 tiles: 0,
                 pooled: 0,
                 media: 0,
@@ -213,34 +228,32 @@ impl Model {
         let groups = self.caches.len();
         let mut empty = StepBatch::with_capacity(0, 0, 0, groups);
         empty.query_start.push(0);
-        self.filler.plan(&empty, shape.streams, self.planned);
-        self.upload(&empty, shape)
-    }
-
-    /// Writes a step into the block and copies it to the device.
-    fn upload(&mut self, batch: &StepBatch, shape: &StepShape) -> Result<(), BackendError> {
-        self.blocks.reverse();
-        let filler = &self.filler;
-        self.blocks[0].send(self.loaded.step(), shape.words(), |out| filler.write(batch, shape, out))
+        self.filler.plan(&empty, shape.streams, self.plans);
+        upload(&mut self.blocks, &self.filler, (&empty, shape), self.loaded.step())
     }
 
     /// Returns a step that has been copied to the device.
     fn step(&self, shape: StepShape) -> Step<'_> {
-        Step { shape, address: self.loaded.step(), caches: &self.caches, media: self.media.rows(), patches: 0 }
+        let caches = self.texts.as_ref().map_or(&self.caches[..], |texts| std::slice::from_ref(texts.cache()));
+        Step { shape, address: self.loaded.step(), caches, media: self.media.rows(), patches: 0 }
     }
 
-    pub(crate) fn forward(&mut self, batch: &StepBatch, limits: &Limits) -> Result<(), BackendError> {
+    pub(crate) fn forward(&mut self, batch: &StepBatch) -> Result<(), BackendError> {
         self.last = (0, 0);
         let memory =
             octavo_ops::Limits { kv: &self.cache_sizes, drawn: self.sampling.drawn(), media_rows: self.media.count() };
         let program = &self.loaded.program;
         let checked = batch.check(program, memory);
         checked.map_err(|reason| failed(format!("the batch is malformed: {reason}")))?;
-        check_limits(batch, limits)?;
-        let exact = self.filler.plan(batch, program.position_streams(), self.planned);
-        let recorded = self.recorded(batch, &exact);
+        check_limits(batch, &self.loaded.limits)?;
+        if let Some(texts) = &mut self.texts {
+            texts.divide(batch);
+        }
+        let rows = self.texts.as_ref().map_or(batch, Texts::step);
+        let exact = self.filler.plan(rows, program.position_streams(), self.plans);
+        let recorded = self.recorded(rows, &exact);
         let shape = recorded.map_or(exact, |at| self.graphs[at].shape);
-        self.upload(batch, &shape)?;
+        upload(&mut self.blocks, &self.filler, (rows, &shape), self.loaded.step())?;
         match recorded {
             Some(at) => self.graphs[at].graph.launch()?,
             None => self.loaded.machine.run(&self.step(shape))?,
@@ -278,17 +291,17 @@ impl Model {
         self.sampling.take(out)
     }
 
-    /// Returns the hidden states of the last step; a word holds two of 16 bits.
-    pub(crate) fn embeddings(&mut self) -> Result<&[u32], BackendError> {
+    /// Returns the hidden states of the last step and their number; a word holds two of 16 bits, and the last word may
+    /// hold one.
+    pub(crate) fn embeddings(&mut self) -> Result<(&[u32], usize), BackendError> {
         self.hidden.clear();
         let Loaded { machine, arena, layout, program, .. } = &self.loaded;
-        if let Some(id) = program.embedding() {
-            let elements = (program.buffers[id.0].cols * self.last.1) as u64;
-            // The number of columns is a multiple of 8, so words are whole.
-            self.hidden.resize((elements * machine.element / size_of::<u32>() as u64) as usize, 0);
-            machine.gpu.download(&mut self.hidden, arena.at(layout.buffers[id.0]))?;
-        }
-        Ok(&self.hidden)
+        let Some(id) = program.embedding() else { return Ok((&self.hidden, 0)) };
+        let elements = program.buffers[id.0].cols * self.last.1;
+        // A classifier may have an odd number of scores. The buffer has an even number of rows.
+        self.hidden.resize((elements * machine.element as usize).div_ceil(size_of::<u32>()), 0);
+        machine.gpu.download(&mut self.hidden, arena.at(layout.buffers[id.0]))?;
+        Ok((&self.hidden, elements))
     }
 
     pub(crate) fn logits(&self) -> Result<Vec<f32>, BackendError> {
@@ -316,6 +329,17 @@ impl Model {
     }
 }
 
+/// Writes a step of a shape into the next of the blocks and copies it to an address on the device.
+fn upload(
+    blocks: &mut [Staged; 2],
+    filler: &Filler,
+    (batch, shape): (&StepBatch, &StepShape),
+    address: u64,
+) -> Result<(), BackendError> {
+    blocks.reverse();
+    blocks[0].send(address, shape.words(), |out| filler.write(batch, shape, out))
+}
+
 /// Returns the buffer of the logits.
 fn logits_buffer(program: &Program) -> Option<BufferId> {
     program.ops.iter().find_map(|op| match op {
@@ -330,7 +354,7 @@ fn check_limits(batch: &StepBatch, limits: &Limits) -> Result<(), BackendError> 
         ("tokens", batch.tokens(), limits.tokens),
         ("sequences", batch.sequences(), limits.sequences),
         ("sampled rows", batch.sampled_rows.len(), limits.rows),
-        ("pooled rows", batch.pooled_rows.len(), limits.rows),
+        ("pooled rows", batch.pooled_rows.len(), limits.pooled),
         ("positions", batch.positions.iter().max().map_or(0, |&last| last as usize + 1), limits.positions),
         ("tokens of a sequence", batch.seq_lens.iter().max().map_or(0, |&len| len as usize), limits.positions),
     ];

@@ -206,7 +206,8 @@ impl Slot {
 ///
 /// Two steps may be under way: while the tokens of one are copied to the host, the next one reads them on the device.
 pub(crate) struct Sampling {
-    kernels: SampleKernels,
+    /// Kernels; `None` if the program predicts no tokens.
+    kernels: Option<SampleKernels>,
     logits: u64,
     adjusted: u64,
     /// Device address of rows and lists, and of the results. Each step reads and writes them in turn.
@@ -228,7 +229,7 @@ impl Sampling {
     /// Creates it. `logits` is the address of the rows that `Logits` writes.
     pub(crate) fn new(
         machine: &Machine,
-        kernels: SampleKernels,
+        kernels: Option<SampleKernels>,
         logits: u64,
         arena: &Arena,
         layout: &Layout,
@@ -278,14 +279,15 @@ impl Sampling {
     fn launch(&mut self, machine: &Machine, batch: &SampleBatch<'_>) -> Result<(), BackendError> {
         self.gather(batch);
         if !batch.rows.is_empty() {
+            let kernels = self.kernels.ok_or_else(|| failed("the model predicts no tokens"))?;
             let params = self.upload(machine)?;
             let flags = self.slots[self.next].flags();
             if flags & SAMPLING_ADJUST != 0 {
-                machine.launch(self.kernels.adjust, params.grid(), &params)?;
+                machine.launch(kernels.adjust, params.grid(), &params)?;
             }
-            machine.launch(self.kernels.draw, params.grid(), &params)?;
+            machine.launch(kernels.draw, params.grid(), &params)?;
             if flags & SAMPLING_LOGPROBS != 0 {
-                machine.launch(self.kernels.logprobs, params.grid(), &params)?;
+                machine.launch(kernels.logprobs, params.grid(), &params)?;
             }
             self.draw_on_host(machine, batch)?;
             let slot = &mut self.slots[self.next];

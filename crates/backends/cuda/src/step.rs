@@ -15,6 +15,10 @@ pub(crate) struct StepShape {
     pub(crate) sampled: usize,
     /// Number of rows E whose hidden state is returned.
     pub(crate) pooled: usize,
+    /// E if rows are reduced to one, else 0.
+    pub(crate) reduced: usize,
+    /// T if tokens have types, else 0.
+    pub(crate) typed: usize,
     /// Number of rows of the media cache that are read or written.
     pub(crate) media: usize,
     /// Number of merged rows M of an encoder.
@@ -82,9 +86,17 @@ impl StepShape {
         self.sampled_rows() + aligned(self.sampled)
     }
 
+    pub(crate) const fn pooled_lens(&self) -> usize {
+        self.pooled_rows() + aligned(self.pooled)
+    }
+
+    pub(crate) const fn token_types(&self) -> usize {
+        self.pooled_lens() + aligned(self.reduced)
+    }
+
     /// Returns the start of the rows of the media cache.
     pub(crate) const fn media_rows(&self) -> usize {
-        self.pooled_rows() + aligned(self.pooled)
+        self.token_types() + aligned(self.typed)
     }
 
     /// Returns the start of the step's rows that belong to those of the media cache.
@@ -155,6 +167,17 @@ pub(crate) fn write_image(
     }
 }
 
+/// Plans of attention that a program reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Plans {
+    /// None.
+    None,
+    /// Of sequences that decode or prefill.
+    Sequences,
+    /// Of the segments of an encoder.
+    Segments,
+}
+
 /// Writes steps into blocks and reuses its memory.
 #[derive(Debug, Default)]
 pub(crate) struct Filler {
@@ -168,21 +191,29 @@ impl Filler {
         Self { prefill: Vec::with_capacity(2 * tiles), decode: Vec::with_capacity(DecodePlan::len(splits)) }
     }
 
-    /// Plans a batch and returns its exact shape. `planned` states whether the plans of attention are read at all.
-    pub(crate) fn plan(&mut self, batch: &StepBatch, streams: usize, planned: bool) -> StepShape {
+    /// Plans a batch and returns its exact shape.
+    pub(crate) fn plan(&mut self, batch: &StepBatch, streams: usize, plans: Plans) -> StepShape {
         self.prefill.clear();
         self.decode.clear();
         let (mut tiles, mut splits) = (0, 0);
-        if planned {
-            tiles = PrefillPlan::write(&batch.query_start, &batch.seq_lens, &mut self.prefill).tiles as usize;
-            let plan = DecodePlan::write(&batch.query_start, &batch.seq_lens, split_tokens, &mut self.decode);
-            splits = plan.splits as usize;
+        match plans {
+            Plans::None => {}
+            Plans::Sequences => {
+                tiles = PrefillPlan::write(&batch.query_start, &batch.seq_lens, &mut self.prefill).tiles as usize;
+                let plan = DecodePlan::write(&batch.query_start, &batch.seq_lens, split_tokens, &mut self.decode);
+                splits = plan.splits as usize;
+            }
+            Plans::Segments => {
+                tiles = PrefillPlan::write_segments(&batch.query_start, &mut self.prefill).tiles as usize;
+            }
         }
         StepShape {
             tokens: batch.tokens(),
             sequences: batch.sequences(),
             sampled: batch.sampled_rows.len(),
             pooled: batch.pooled_rows.len(),
+            reduced: batch.pooled_lens.len(),
+            typed: batch.token_types.len(),
             media: batch.injected.len(),
             groups: batch.block_tables.len(),
             streams,
@@ -195,10 +226,9 @@ impl Filler {
 
     /// Plans a step over the rows of one image and returns its shape. `images` are the arrays that only an encoder has.
     pub(crate) fn plan_image(&mut self, batch: &StepBatch, images: ImageShape) -> StepShape {
-        let shape = self.plan(batch, images.streams, false);
-        let tiles = PrefillPlan::write_segment(batch.tokens() as u32, &mut self.prefill).tiles as usize;
-        let ImageShape { merged, tapped, channels, .. } = images;
-        StepShape { tiles, media: merged, merged, tapped, channels, ..shape }
+        let ImageShape { streams, merged, tapped, channels } = images;
+        let shape = self.plan(batch, streams, Plans::Segments);
+        StepShape { media: merged, merged, tapped, channels, ..shape }
     }
 
     /// Writes the batch that was planned last into a block of the given shape, which must have room for it, and returns
@@ -226,6 +256,8 @@ impl Filler {
         array(shape.seq_lens(), &batch.seq_lens, shape.sequences, 0);
         array(shape.sampled_rows(), &batch.sampled_rows, batch.sampled_rows.len(), 0);
         array(shape.pooled_rows(), &batch.pooled_rows, shape.pooled, 0);
+        array(shape.pooled_lens(), &batch.pooled_lens[..shape.reduced], shape.reduced, 0);
+        array(shape.token_types(), &batch.token_types[..shape.typed], shape.typed, 0);
         for (at, injected) in batch.injected.iter().enumerate() {
             array(shape.media_rows() + at, &[injected.media], 1, 0);
             array(shape.injected_rows() + at, &[injected.row], 1, 0);
@@ -277,6 +309,8 @@ mod tests {
             sequences: 2,
             sampled: 3,
             pooled: 1,
+            reduced: 1,
+            typed: 5,
             media: 2,
             merged: 0,
             tapped: 1,
@@ -296,6 +330,8 @@ mod tests {
             shape.seq_lens(),
             shape.sampled_rows(),
             shape.pooled_rows(),
+            shape.pooled_lens(),
+            shape.token_types(),
             shape.media_rows(),
             shape.injected_rows(),
             shape.tap_rows(),
@@ -307,13 +343,13 @@ mod tests {
             shape.decode_plan(),
             shape.words(),
         ];
-        assert_eq!(starts, [0, 8, 24, 32, 40, 44, 48, 52, 56, 60, 64, 68, 72, 80, 88, 96, 100, 112]);
+        assert_eq!(starts, [0, 8, 24, 32, 40, 44, 48, 52, 56, 60, 68, 72, 76, 80, 84, 92, 100, 108, 112, 124]);
     }
 
     #[test]
     fn a_batch_is_written_as_it_is() {
         let (batch, mut filler) = (decodes(), Filler::default());
-        let shape = filler.plan(&batch, 1, true);
+        let shape = filler.plan(&batch, 1, Plans::Sequences);
         assert_eq!((shape.splits, shape.tiles, shape.table_stride), (3, 0, 3));
         let mut block = vec![77; shape.words()];
         let used = filler.write(&batch, &shape, &mut block);
@@ -329,9 +365,34 @@ mod tests {
     }
 
     #[test]
+    fn texts_have_lengths_types_and_plans_of_all_lengths() {
+        let texts = StepBatch {
+            token_ids: vec![5, 6, 7],
+            positions: vec![0, 0, 1],
+            query_start: vec![0, 1, 3],
+            seq_lens: vec![1, 2],
+            pooled_rows: vec![0, 2],
+            pooled_lens: vec![1, 2],
+            token_types: vec![0, 1, 1],
+            slots: vec![0, 1],
+            ..StepBatch::default()
+        };
+        let mut batch = StepBatch::default();
+        assert_eq!(texts.in_own_blocks(16, &mut batch), 2);
+        let mut filler = Filler::default();
+        let shape = filler.plan(&batch, 1, Plans::Segments);
+        assert_eq!((shape.reduced, shape.typed, shape.tiles, shape.splits), (2, 3, 2, 0));
+        let mut block = vec![77; shape.words()];
+        filler.write(&batch, &shape, &mut block);
+        assert_eq!(block[shape.pooled_lens()..][..2], [1, 2]);
+        assert_eq!(block[shape.token_types()..][..3], [0, 1, 1]);
+        assert_eq!(block[shape.prefill_plan()..][..4], [1, 0, 0, 0]);
+    }
+
+    #[test]
     fn padding_reads_and_writes_nothing() {
         let (batch, mut filler) = (decodes(), Filler::default());
-        let exact = filler.plan(&batch, 1, true);
+        let exact = filler.plan(&batch, 1, Plans::Sequences);
         let shape = StepShape { tokens: 5, sequences: 5, sampled: 5, table_stride: 4, splits: 20, ..exact };
         let mut block = vec![77; shape.words()];
         let used = filler.write(&batch, &shape, &mut block);

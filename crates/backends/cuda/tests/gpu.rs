@@ -9,12 +9,12 @@ use octavo_backend_cuda::testing::pack_folder;
 use octavo_backend_cuda::{CudaConfig, Dtype, Memory, named_folders, probe};
 use octavo_ops::StorageType;
 use octavo_ops::testing::suite::real_sizes;
-use octavo_ops::testing::{Rounding, large_images};
+use octavo_ops::testing::{Rounding, large_images, windowed_texts};
 
 use crate::common::images::{encoded, token_by_token, with_images};
 use crate::common::overlap::{ahead, one_by_one};
 use crate::common::quantised::{format_agrees, mixture_agrees};
-use crate::common::{BLOCKS, checkpoints, generate, loaded, open, wide, with_suite};
+use crate::common::{BLOCKS, checkpoints, generate, loaded, open, vectors, wide, with_suite};
 
 /// Returns settings for small models in an element type, or `None` if there is no GPU for it.
 fn config(dtype: Dtype) -> Option<CudaConfig> {
@@ -118,6 +118,25 @@ fn quantised_weights_mean_what_candle_reads() {
 fn greedy_tokens_of_checkpoints_are_those_of_candle() {
     let Some(config) = config(Dtype::F32) else { return };
     checkpoints::agree(|graphs| open(CudaConfig { max_num_seqs: 2, graphs, ..config.clone() }));
+}
+
+#[test]
+fn texts_are_near_the_naive_ones() {
+    for (dtype, worst, mean) in [(Dtype::F32, 3e-4, 2e-5), (Dtype::F16, 8e-3, 1.5e-3), (Dtype::Bf16, 0.06, 0.01)] {
+        let Some(config) = config(dtype) else { continue };
+        let near = |suite: &octavo_ops::testing::suite::Suite<'_>| {
+            suite.texts_are_near(&windowed_texts(), Rounding::F32, 0.0, &[300, 1, 130])
+        };
+        with_suite(&config, worst, mean, near).unwrap();
+    }
+}
+
+#[test]
+fn vectors_of_checkpoints_are_those_of_candle() {
+    for (dtype, limits) in [(Dtype::F32, (2e-5, 5e-6)), (Dtype::Bf16, (0.1, 0.04))] {
+        let Some(config) = config(dtype) else { continue };
+        vectors::agree(limits, || open(config.clone()));
+    }
 }
 
 #[test]

@@ -61,7 +61,7 @@ impl Layer {
             window: 0,
             scale: (self.heads.dim as f32).sqrt().recip(),
             softcap: 0.0,
-            bidirectional: 0,
+            lookahead: 0,
             value_size: self.heads.dim as u32,
         }
     }

@@ -106,7 +106,7 @@ fn margin(row: &[f32]) -> f32 {
 }
 
 /// Returns the folder of the checkpoints; `OCTAVO_TESTDATA` names it if this program was built on another machine.
-fn folder() -> PathBuf {
+pub(crate) fn folder() -> PathBuf {
     let here = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../models/testdata");
     std::env::var_os("OCTAVO_TESTDATA").map_or_else(here, PathBuf::from)
 }

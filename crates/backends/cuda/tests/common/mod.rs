@@ -4,6 +4,7 @@ pub(crate) mod checkpoints;
 pub(crate) mod images;
 pub(crate) mod overlap;
 pub(crate) mod quantised;
+pub(crate) mod vectors;
 
 use octavo_backend_cuda::{CudaBackend, CudaConfig};
 use octavo_ops::sampling::{SampleBatch, SampleParams, SampleRow, SampledToken};

@@ -124,5 +124,5 @@ fn an_encoder_takes_its_memory_from_that_of_the_kv_cache() {
 fn an_encoder_alone_is_refused() {
     let (encoder, weights) = large_images().encoder.build().unwrap();
     let error = open(config()).load(&encoder, &weights, &mut |_| {}).unwrap_err().to_string();
-    assert_eq!(error, "the cuda backend does not support encoders without a decoder");
+    assert_eq!(error, "the cuda backend does not support encoders of images without a decoder");
 }

@@ -15,5 +15,6 @@ mod overlap;
 mod programs;
 mod quantised;
 mod sampling;
+mod texts;
 
 use octavo_backend_cuda::testing::config;
