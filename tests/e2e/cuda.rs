@@ -92,6 +92,44 @@ async fn conversations_with_images_are_answered_as_by_pytorch() {
     }
 }
 
+/// Returns the numbers of a list.
+fn numbers(value: &Value) -> Vec<f64> {
+    value.as_array().unwrap_or_else(|| panic!("{value} is no list")).iter().map(|x| x.as_f64().unwrap()).collect()
+}
+
+fn assert_near(found: &Value, expected: &[f64]) {
+    let found = numbers(found);
+    assert_eq!(found.len(), expected.len(), "{found:?}");
+    assert!(found.iter().zip(expected).all(|(x, y)| (x - y).abs() < 1e-4), "{found:?} instead of {expected:?}");
+}
+
+/// The given budget of a step is smaller than the longest text, which a step must hold.
+#[tokio::test(flavor = "multi_thread")]
+async fn vectors_are_those_of_pytorch() {
+    for (model, route, longest) in [("bert-sentence", "/v1/embeddings", 60), ("bert-classifier", "/classify", 64)] {
+        let server = server(model, &["--device", "cuda", "--dtype", "float32", "--max-num-batched-tokens", "2"]);
+        let mut cases: Vec<Value> =
+            serde_json::from_slice(&std::fs::read(testdata(model).join("golden.json")).unwrap()).unwrap();
+        cases.retain(|case| case["pair"].is_null());
+        let texts: Vec<_> = cases.iter().map(|case| case["text"].clone()).collect();
+        let (status, answer) = server.post(route, &json!({"input": texts})).await;
+        assert_eq!(status, 200, "{answer}");
+        for (case, item) in cases.iter().zip(answer["data"].as_array().unwrap()) {
+            let raw = numbers(&case["vector"]);
+            if route == "/classify" {
+                let sum: f64 = raw.iter().map(|x| x.exp()).sum();
+                assert_near(&item["probs"], &raw.iter().map(|x| x.exp() / sum).collect::<Vec<_>>());
+            } else {
+                let length = raw.iter().map(|x| x * x).sum::<f64>().sqrt();
+                assert_near(&item["embedding"], &raw.iter().map(|x| x / length).collect::<Vec<_>>());
+            }
+        }
+        server.idle().await;
+        let log = server.start_log();
+        assert!(log.contains(&format!("a step holds whole texts, up to {longest} tokens")), "{log}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_gpu_is_chosen_where_there_is_one() {
     let server = server("qwen3", &[]);

@@ -16,6 +16,7 @@ use crate::cli::{ComposeArgs, Device, Dtype};
 use crate::kernels;
 use crate::serve::granted::Surroundings;
 use crate::serve::model::{LoadedModel, ModelFiles};
+use crate::serve::vectors;
 use crate::system::human_bytes;
 
 /// Limits on processors. The token budget is smaller than vLLM's 2048, because matrix products reach their full speed
@@ -248,6 +249,7 @@ pub(crate) const fn element_type(dtype: Dtype) -> Option<octavo_backend_cuda::Dt
 fn cuda_backend(args: &ComposeArgs, files: &ModelFiles) -> Result<CudaBackend> {
     let limits = &args.engine;
     let max_model_len = limits.longest_context(files.checkpoint.config().max_position_embeddings);
+    let tokens = limits.max_num_batched_tokens.unwrap_or(GPU_STEPS.tokens);
     let max_patches = files.vision().map_or(0, |vision| vision.patches_of_a_view(max_model_len));
     let memory = match limits.kv_cache_memory_bytes {
         Some(bytes) => Memory::KvCache(bytes as u64),
@@ -259,7 +261,7 @@ fn cuda_backend(args: &ComposeArgs, files: &ModelFiles) -> Result<CudaBackend> {
         libraries: named_folders(),
         kernel_pack: kernels::pack(args.model.kernel_pack.as_deref())?.map(|(folder, _)| folder),
         kernel_cache: ResolveOptions::from_env().cache_dir.join("kernels"),
-        max_num_batched_tokens: limits.max_num_batched_tokens.unwrap_or(GPU_STEPS.tokens),
+        max_num_batched_tokens: vectors::step_tokens(&files.program, tokens, max_model_len),
         max_num_seqs: limits.max_num_seqs,
         max_rows: limits.max_num_seqs.saturating_add(StepPlan::MAX_SCORED_ROWS),
         max_model_len,

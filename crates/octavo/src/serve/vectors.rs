@@ -120,16 +120,13 @@ pub(crate) fn pooling_config(args: &ComposeArgs, checkpoint: &Checkpoint, progra
 pub(crate) fn schedule_whole(program: &Program, engine: &mut EngineConfig) {
     if program.reduces_rows() {
         (engine.enable_chunked_prefill, engine.enable_prefix_caching) = (false, false);
+        info!("a step holds whole texts, up to {} tokens", engine.max_num_batched_tokens);
     }
 }
 
 /// Returns the token budget of a step, which holds a whole text of such a model.
 pub(crate) fn step_tokens(program: &Program, tokens: usize, max_model_len: usize) -> usize {
-    if !program.reduces_rows() || tokens >= max_model_len {
-        return tokens;
-    }
-    info!("a step has up to {max_model_len} tokens, so that it holds a whole text");
-    max_model_len
+    if program.reduces_rows() { tokens.max(max_model_len) } else { tokens }
 }
 
 #[cfg(test)]
