@@ -229,7 +229,7 @@ impl Model {
         let mut empty = StepBatch::with_capacity(0, 0, 0, groups);
         empty.query_start.push(0);
         self.filler.plan(&empty, shape.streams, self.plans);
-        upload(&mut self.blocks, &self.filler, (&empty, shape), self.loaded.step())
+        upload(&mut self.blocks, &self.filler, &empty, shape, self.loaded.step())
     }
 
     /// Returns a step that has been copied to the device.
@@ -253,7 +253,7 @@ impl Model {
         let exact = self.filler.plan(rows, program.position_streams(), self.plans);
         let recorded = self.recorded(rows, &exact);
         let shape = recorded.map_or(exact, |at| self.graphs[at].shape);
-        upload(&mut self.blocks, &self.filler, (rows, &shape), self.loaded.step())?;
+        upload(&mut self.blocks, &self.filler, rows, &shape, self.loaded.step())?;
         match recorded {
             Some(at) => self.graphs[at].graph.launch()?,
             None => self.loaded.machine.run(&self.step(shape))?,
@@ -333,7 +333,8 @@ impl Model {
 fn upload(
     blocks: &mut [Staged; 2],
     filler: &Filler,
-    (batch, shape): (&StepBatch, &StepShape),
+    batch: &StepBatch,
+    shape: &StepShape,
     address: u64,
 ) -> Result<(), BackendError> {
     blocks.reverse();
