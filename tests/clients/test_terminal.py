@@ -256,10 +256,10 @@ def test_refusals_are_told_once_and_blame_the_right_thing(tmp_path):
         return ended.stderr.splitlines()[-1]
 
     serve = ["serve", "--host", "127.0.0.1", "--port", "0"]
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     (tmp_path / "model.safetensors").touch()
     line = refused(*serve, tmp_path)
-    assert line.count("the architecture 'bert' is not supported") == 1, line
+    assert line.count("the architecture 'mamba' is not supported") == 1, line
     line = refused(*serve, TINY, "--chat-template", "/no/such.jinja")
     assert line.startswith("octavo: --chat-template /no/such.jinja: No such file"), line
     line = refused("pull", "llama3.2")
