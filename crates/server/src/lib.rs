@@ -4,6 +4,8 @@
 //! (every request), `body` (bytes), `prepare` (on the blocking pool: `types` checks the shape, `params` the meaning;
 //! template and tokenizer make the prompt), `choices` (its sequences in the engine), and `wire` with `sse` (its answer).
 //!
+//! Requests for vectors and scores have `vectors` in place of `choices` and `wire`.
+//!
 //! When a client disconnects, its handler's future or its response's body is dropped, and with it the engine's streams.
 //! There is no other form of cancellation.
 //!

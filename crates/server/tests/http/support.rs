@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use octavo_engine::mock::{MockConfig, MockExecutor};
 use octavo_engine::{
-    Engine, EngineConfig, EngineHandle, Executor, ExecutorError, KvCacheSpec, StepId, StepMasks, StepOutput, StepPlan,
+    Engine, EngineConfig, EngineHandle, Executor, ExecutorError, ImageSpec, KvCacheSpec, StepCost, StepId, StepMasks,
+    StepOutput, StepPlan, TokenOutput,
 };
 use octavo_server::{
     Activation, ApiKeys, Matryoshka, PairFormat, PoolingConfig, PoolingKind, Server, ServerConfig, ServerError,
@@ -57,6 +58,18 @@ impl Executor for Watched {
         self.inner.vocab_size()
     }
 
+    fn image_spec(&self) -> Option<ImageSpec> {
+        self.inner.image_spec()
+    }
+
+    fn max_in_flight(&self) -> usize {
+        self.inner.max_in_flight()
+    }
+
+    fn step_cost(&self) -> Option<Box<dyn StepCost>> {
+        self.inner.step_cost()
+    }
+
     fn submit(&mut self, plan: StepPlan) -> Result<(), ExecutorError> {
         let joined = plan.joined.iter().map(|joined| (joined.prompt.to_vec(), joined.second_text));
         self.seen.lock().unwrap().extend(joined);
@@ -73,6 +86,14 @@ impl Executor for Watched {
             let _ = gate.recv();
         }
         self.inner.wait()
+    }
+
+    fn recycle(&mut self, rows: Vec<TokenOutput>) {
+        self.inner.recycle(rows);
+    }
+
+    fn spare_masks(&mut self) -> StepMasks {
+        self.inner.spare_masks()
     }
 }
 

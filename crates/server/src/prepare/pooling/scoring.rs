@@ -103,6 +103,30 @@ fn pad_tokens(state: &App) -> usize {
     usize::from(state.text.tokenizer.special().pad.is_some())
 }
 
+/// Most tokens of prompts that repeat one query. A body of a few kilobytes could otherwise need gigabytes.
+const MAX_TOKENS: usize = 8 << 20;
+
+/// The prompts, unless they have more than `most` tokens together.
+fn within(
+    prompts: impl Iterator<Item = Result<PoolingPrompt, ApiError>>,
+    most: usize,
+) -> Result<Vec<PoolingPrompt>, ApiError> {
+    let (mut made, mut tokens) = (vec![], 0);
+    for prompt in prompts {
+        let prompt = prompt?;
+        tokens += prompt.tokens.len();
+        if tokens > most {
+            let message = format!(
+                "The query and the documents make prompts of more than {most} tokens, because each document is read with \
+                 the query. Please send fewer documents or a shorter query."
+            );
+            return Err(ApiError::bad_request(message).with_param("documents"));
+        }
+        made.push(prompt);
+    }
+    Ok(made)
+}
+
 /// The most tokens of each text, before they become a prompt.
 #[derive(Clone, Copy)]
 struct Limits {
@@ -154,16 +178,12 @@ impl<'a> Pairs<'a> {
 
     /// The prompts of the documents, each with its query.
     fn prompts(&self, queries: &[String], documents: &[String]) -> Result<Vec<PoolingPrompt>, ApiError> {
-        let mut query = None;
-        let mut prompt = |index: usize, document: &String| {
-            // One query is read once.
-            if query.is_none() || queries.len() > 1 {
-                let text = queries.get(if queries.len() == 1 { 0 } else { index }).map_or("", String::as_str);
-                query = Some(self.query(text)?);
-            }
-            query.as_ref().map_or_else(|| Err(ApiError::internal()), |query| self.pair(query, document))
-        };
-        documents.iter().enumerate().map(|(index, document)| prompt(index, document)).collect()
+        if let [query] = queries {
+            // It is read once.
+            let query = self.query(query)?;
+            return within(documents.iter().map(|document| self.pair(&query, document)), MAX_TOKENS);
+        }
+        queries.iter().zip(documents).map(|(query, document)| self.pair(&self.query(query)?, document)).collect()
     }
 
     fn query<'t>(&self, text: &'t str) -> Result<Query<'t>, ApiError> {
@@ -220,4 +240,31 @@ enum Query<'t> {
     /// Its tokens without special tokens.
     Tokens(Vec<u32>),
     Text(Cow<'t, str>),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prompt(tokens: usize) -> PoolingPrompt {
+        PoolingPrompt { tokens: vec![0; tokens].into(), second_text: None }
+    }
+
+    #[test]
+    fn prompts_that_repeat_a_query_have_a_bounded_number_of_tokens() {
+        let prompts = || [3, 3].map(|tokens| Ok(prompt(tokens))).into_iter();
+        assert_eq!(within(prompts(), 6).unwrap().len(), 2);
+        let error = within(prompts(), 5).unwrap_err();
+        assert!(error.to_string().contains("more than 5 tokens"), "{error}");
+        // Nothing is made after the first that is too many.
+        let endless = std::iter::repeat_with(|| Ok(prompt(1)));
+        assert!(within(endless, 100).is_err());
+    }
+
+    #[test]
+    fn a_query_counts_once_for_each_document_that_it_is_compared_with() {
+        let (two, three) = (prompt(2), prompt(3));
+        assert_eq!(counted_as_pairs(std::slice::from_ref(&two), &[three.clone(), three.clone()], 1), (2 + 1 + 3) * 2);
+        assert_eq!(counted_as_pairs(&[two.clone(), three.clone()], &[three, two], 0), (2 + 3) + (3 + 2));
+    }
 }
