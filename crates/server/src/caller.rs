@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::extract::FromRequestParts;
 use http::request::Parts;
@@ -12,6 +13,7 @@ use sha2::{Digest, Sha256};
 
 use crate::auth::X_API_KEY;
 use crate::keys::{Accepted, KeyId, Meter};
+use crate::trace::RequestTrace;
 
 /// The first byte of the ids of keys. Addresses that begin with it are multicast addresses, which no client has.
 const OF_KEYS: u8 = 0xff;
@@ -121,6 +123,16 @@ fn credentials(headers: &HeaderMap) -> u128 {
 fn first_half(hash: Sha256) -> [u8; 16] {
     let digest = hash.finalize();
     std::array::from_fn(|index| digest[index])
+}
+
+/// Where a request comes from, which all its sequences share.
+pub(crate) struct Origin {
+    pub(crate) priority: i64,
+    pub(crate) client: ClientId,
+    pub(crate) meter: Meter,
+    pub(crate) cache_salt: Option<Arc<str>>,
+    pub(crate) arrival: Instant,
+    pub(crate) trace: RequestTrace,
 }
 
 #[cfg(test)]

@@ -8,19 +8,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::stream::{SelectAll, Stream, StreamExt, unfold};
-use octavo_engine::{
-    ClientId, EngineState, FinishReason, Logprobs, PromptImage, Request, StageTimes, SubmitError, TokenOutput,
-};
+use octavo_engine::{EngineState, FinishReason, Logprobs, PromptImage, Request, StageTimes, SubmitError, TokenOutput};
 use octavo_telemetry::{Rejection, TracedRequest};
 use octavo_text::{OutputDelta, TextStream};
 
 use crate::app::{App, AppState};
+use crate::caller::Origin;
 use crate::error::ApiError;
 use crate::keys::Meter;
 use crate::params::Sampling;
 use crate::request_log::{self, OutputLog};
 use crate::restrictions::Restrictions;
-use crate::trace::{RequestTrace, TracedSequences};
+use crate::trace::TracedSequences;
 use crate::types::response::Finish;
 
 use generation::{Generation, Pace};
@@ -43,12 +42,7 @@ pub(crate) struct Submission {
     pub(crate) sampling: Sampling,
     pub(crate) restrictions: Restrictions,
     pub(crate) parsing: Parsing,
-    pub(crate) priority: i64,
-    pub(crate) client: ClientId,
-    pub(crate) meter: Meter,
-    pub(crate) cache_salt: Option<Arc<str>>,
-    pub(crate) arrival: Instant,
-    pub(crate) trace: RequestTrace,
+    pub(crate) origin: Origin,
     /// Tokens per output.
     pub(crate) interval: u32,
 }
@@ -115,7 +109,7 @@ impl Choices {
         }
         let n = submission.sampling.n;
         let sequences = submission.prompts.len() * n as usize;
-        let mut traced = TracedSequences::new(&submission.trace, |request| submission.describe(state, request));
+        let mut traced = TracedSequences::new(&submission.origin.trace, |request| submission.describe(state, request));
         let mut running = SelectAll::new();
         for index in 0..sequences {
             let submitted = Instant::now();
@@ -127,7 +121,7 @@ impl Choices {
         }
         let generated = if n > 1 { vec![0; sequences] } else { vec![] };
         let log = OutputLog::new(state.config.log, &submission.request_id, sequences);
-        Ok(Self { running, state: state.clone(), n, generated, meter: submission.meter, log, traced })
+        Ok(Self { running, state: state.clone(), n, generated, meter: submission.origin.meter, log, traced })
     }
 
     /// Sequences of each prompt.
@@ -194,10 +188,10 @@ fn start(state: &AppState, submission: &Submission, index: usize) -> Result<Gene
         id: if single { submission.request_id.clone() } else { format!("{}-{index}", submission.request_id) },
         prompt: Arc::clone(&prompt.tokens),
         params: Arc::new(sampling.for_sequence(child, prompt.max_tokens, &state.seeds)),
-        priority: submission.priority,
-        client: submission.client,
-        arrival: submission.arrival,
-        cache_salt: submission.cache_salt.clone(),
+        priority: submission.origin.priority,
+        client: submission.origin.client,
+        arrival: submission.origin.arrival,
+        cache_salt: submission.origin.cache_salt.clone(),
         constraint: submission.restrictions.constraint(),
         images: Arc::clone(&prompt.images),
         second_text: None,

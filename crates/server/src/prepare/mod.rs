@@ -18,7 +18,7 @@ use octavo_text::{AllowedTokens, BadWords, GrammarSpec, TokenizerError, Wanted};
 use uuid::Uuid;
 
 use crate::app::AppState;
-use crate::caller::Caller;
+use crate::caller::{Caller, Origin};
 use crate::choices::{Parsing, PreparedPrompt, Submission};
 use crate::error::ApiError;
 use crate::images::WithImages;
@@ -91,6 +91,18 @@ impl Headers {
         self.caller.salt(own, state.config.share_prefix_cache)
     }
 
+    /// Where a request comes from; `priority` and `salt` are the body's.
+    fn origin(&self, state: &AppState, priority: i64, salt: Option<&str>) -> Origin {
+        Origin {
+            priority: self.priority(state, priority),
+            client: self.caller.id(),
+            meter: self.caller.meter().clone(),
+            cache_salt: self.salt(state, salt),
+            arrival: self.arrival,
+            trace: self.trace.clone(),
+        }
+    }
+
     /// These headers with a request id, for requests that share one.
     fn with_id(&self, id: &str) -> Self {
         Self { request_id: Some(id.to_owned()), ..self.clone() }
@@ -152,12 +164,7 @@ fn submission(
         sampling,
         restrictions,
         parsing,
-        priority: headers.priority(state, common.priority),
-        client: headers.caller.id(),
-        meter: headers.caller.meter().clone(),
-        cache_salt: headers.salt(state, common.cache_salt.as_deref()),
-        arrival: headers.arrival,
-        trace: headers.trace.clone(),
+        origin: headers.origin(state, common.priority, common.cache_salt.as_deref()),
         interval: if common.stream.is_some() { interval } else { 1 },
     }
 }

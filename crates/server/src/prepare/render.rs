@@ -63,7 +63,7 @@ fn rendered(
         "stream": common.stream.is_some(),
         "stream_options": options,
         "cache_salt": common.cache_salt,
-        "priority": submission.priority,
+        "priority": submission.origin.priority,
         "kv_transfer_params": null,
     })
 }

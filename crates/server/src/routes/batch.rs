@@ -28,7 +28,7 @@ async fn run(state: &AppState, request: Request) -> Result<Response, ApiError> {
         let grammar = state.workers.run(Work::Grammar, move || compiling.compile(spec)).await?;
         prepared.iter_mut().for_each(|each| each.submission.restrictions.grammar = Some(grammar.clone()));
     }
-    let meter = prepared.first().map(|first| first.submission.meter.clone()).unwrap_or_default();
+    let meter = prepared.first().map(|first| first.submission.origin.meter.clone()).unwrap_or_default();
     let tokens = prepared.iter().map(|each| each.submission.prompt_tokens()).sum();
     let (submissions, wires): (Vec<_>, Vec<_>) = prepared.into_iter().map(|each| (each.submission, each.wire)).unzip();
     // If the engine rejects one of them, dropping the others aborts them.

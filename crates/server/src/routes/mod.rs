@@ -82,7 +82,7 @@ async fn ready<W: Wire>(
         prepared.submission.restrictions.grammar =
             Some(state.workers.run(Work::Grammar, move || compiling.compile(spec)).await?);
     }
-    let (meter, tokens) = (prepared.submission.meter.clone(), prepared.submission.prompt_tokens());
+    let (meter, tokens) = (prepared.submission.origin.meter.clone(), prepared.submission.prompt_tokens());
     let choices = meter.submit(tokens, || Choices::submit(state, prepared.submission))?;
     Ok((choices, prepared.wire, prepared.stream))
 }

@@ -50,11 +50,11 @@ async fn compute(state: &AppState, prepared: &mut PreparedPooling) -> Result<Vec
         return Err(ApiError::shutting_down());
     }
     let tokens = prepared.tokens();
-    let mut traced = TracedSequences::new(&prepared.trace, |request| {
+    let mut traced = TracedSequences::new(&prepared.origin.trace, |request| {
         request.model = state.model.to_string();
         request.prompt_tokens = tokens;
     });
-    let mut running = prepared.meter.submit(tokens, || {
+    let mut running = prepared.origin.meter.submit(tokens, || {
         let mut running = FuturesOrdered::new();
         for index in 0..prepared.prompts.len() {
             let submitted = Instant::now();
@@ -86,10 +86,10 @@ fn start(state: &AppState, prepared: &PreparedPooling, index: usize) -> Result<R
         images: Arc::default(),
         task: Task::Embed(prepared.pooling),
         params: Arc::new(SamplingParams::default()),
-        priority: prepared.priority,
-        client: prepared.client,
-        arrival: prepared.arrival,
-        cache_salt: prepared.cache_salt.clone(),
+        priority: prepared.origin.priority,
+        client: prepared.origin.client,
+        arrival: prepared.origin.arrival,
+        cache_salt: prepared.origin.cache_salt.clone(),
         constraint: None,
         parent_n: Some(1),
     };

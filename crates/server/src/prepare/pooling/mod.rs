@@ -8,17 +8,15 @@ mod scoring;
 mod task;
 
 use std::sync::Arc;
-use std::time::Instant;
 
-use octavo_engine::{ClientId, Pooling};
+use octavo_engine::Pooling;
 
 use crate::app::{App, AppState, unix_time};
+use crate::caller::Origin;
 use crate::config::PoolingKind;
 use crate::error::ApiError;
-use crate::keys::Meter;
 use crate::prepare::Headers;
 use crate::prepare::size::ResponseSize;
-use crate::trace::RequestTrace;
 use crate::types::pooling::PoolingFields;
 use crate::vectors::{Answer, Finish, Head};
 
@@ -40,12 +38,7 @@ pub(crate) struct PreparedPooling {
     pub(crate) request_id: String,
     pub(crate) prompts: Vec<PoolingPrompt>,
     pub(crate) pooling: Pooling,
-    pub(crate) priority: i64,
-    pub(crate) client: ClientId,
-    pub(crate) meter: Meter,
-    pub(crate) cache_salt: Option<Arc<str>>,
-    pub(crate) arrival: Instant,
-    pub(crate) trace: RequestTrace,
+    pub(crate) origin: Origin,
     pub(crate) answer: Box<dyn Answer>,
     /// Estimated size of the answer, in bytes.
     pub(crate) bytes: usize,
@@ -77,12 +70,7 @@ fn prepared(state: &AppState, common: &PoolingFields, headers: &Headers, id: Str
         request_id: id,
         prompts,
         pooling,
-        priority: headers.priority(state, common.priority),
-        client: headers.caller.id(),
-        meter: headers.caller.meter().clone(),
-        cache_salt: headers.salt(state, common.cache_salt.as_deref()),
-        arrival: headers.arrival,
-        trace: headers.trace.clone(),
+        origin: headers.origin(state, common.priority, common.cache_salt.as_deref()),
         answer,
         bytes,
     }
