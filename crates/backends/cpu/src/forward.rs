@@ -283,11 +283,11 @@ impl Forward<'_> {
                 if op.add {
                     ROW.with_borrow_mut(|learned| {
                         learned.resize(out.cols, 0.0);
-                        product::read_row(self.isa, table, id(row), learned);
+                        product::read_row(table, id(row), learned);
                         self.isa.add_scaled(values, learned, op.scale);
                     });
                 } else {
-                    product::read_row(self.isa, table, id(row), values);
+                    product::read_row(table, id(row), values);
                     if op.scale != 1.0 {
                         self.isa.scale(values, op.scale);
                     }

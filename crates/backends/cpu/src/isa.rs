@@ -3,13 +3,15 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Instruction sets with kernels. Each includes those before it.
+/// Instruction sets with kernels. Each includes those before it, except that AVX-512 does not imply AVX-VNNI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Isa {
     /// Instructions of every processor, in plain Rust, also for Miri and sanitizers.
     Portable,
     /// AVX2, FMA and F16C.
     Avx2,
+    /// AVX2 with AVX-VNNI: integer products in registers of 256 bits.
+    AvxVnni,
     /// AVX-512 F, BW, VL, DQ and VNNI.
     Avx512,
     /// AVX-512 with BF16: queries of attention are rounded to bf16, and so are activations that are multiplied with
@@ -21,7 +23,8 @@ pub enum Isa {
 
 impl Isa {
     /// All instruction sets, the simplest first.
-    pub const ALL: [Self; 5] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Amx];
+    pub const ALL: [Self; 6] =
+        [Self::Portable, Self::Avx2, Self::AvxVnni, Self::Avx512, Self::Avx512Bf16, Self::Amx];
 
     /// Returns the best instruction set of this machine.
     pub fn detect() -> Self {
@@ -38,6 +41,7 @@ impl Isa {
         match self {
             Self::Portable => true,
             Self::Avx2 => x86::has_avx2(),
+            Self::AvxVnni => x86::has_avx2() && x86::has_avx_vnni(),
             Self::Avx512 => x86::has_avx2() && x86::has_avx512(),
             Self::Avx512Bf16 => Self::Avx512.is_available() && x86::has_avx512_bf16(),
             Self::Amx => Self::Avx512Bf16.is_available() && x86::has_amx(),
@@ -49,6 +53,7 @@ impl Isa {
         match self {
             Self::Portable => "portable",
             Self::Avx2 => "avx2",
+            Self::AvxVnni => "avx-vnni",
             Self::Avx512 => "avx512",
             Self::Avx512Bf16 => "avx512-bf16",
             Self::Amx => "amx",
@@ -104,7 +109,7 @@ macro_rules! per_isa {
                         Self::Portable => $plain::$name::<false>($($arg),*),
                         #[cfg(target_arch = "x86_64")]
                         // SAFETY: an `Isa` is only used where it is available.
-                        Self::Avx2 => unsafe { avx2::$name($($arg),*) },
+                        Self::Avx2 | Self::AvxVnni => unsafe { avx2::$name($($arg),*) },
                         #[cfg(target_arch = "x86_64")]
                         // SAFETY: as above.
                         Self::Avx512 | Self::Avx512Bf16 | Self::Amx => unsafe { avx512::$name($($arg),*) },
@@ -127,6 +132,10 @@ mod x86 {
 
     pub(super) fn has_avx2() -> bool {
         has!("avx2") && has!("fma") && has!("f16c")
+    }
+
+    pub(super) fn has_avx_vnni() -> bool {
+        has!("avxvnni")
     }
 
     pub(super) fn has_avx512() -> bool {
@@ -181,6 +190,10 @@ mod x86 {
         false
     }
 
+    pub(super) fn has_avx_vnni() -> bool {
+        false
+    }
+
     pub(super) fn has_avx512() -> bool {
         false
     }
@@ -200,8 +213,10 @@ mod tests {
 
     #[test]
     fn each_contains_those_before_it() {
-        let available = Isa::ALL.map(Isa::is_available);
+        let others = Isa::ALL.into_iter().filter(|&isa| isa != Isa::AvxVnni);
+        let available: Vec<bool> = others.map(Isa::is_available).collect();
         assert!(available[0] && available.is_sorted_by(|a, b| a >= b), "{available:?}");
+        assert!(Isa::Avx2.is_available() || !Isa::AvxVnni.is_available());
         assert!(Isa::detect().is_available());
     }
 
@@ -209,7 +224,7 @@ mod tests {
     fn names_are_parsed_and_errors_say_what_there_is() {
         assert_eq!("portable".parse(), Ok(Isa::Portable));
         let error = "sse9".parse::<Isa>().unwrap_err();
-        assert_eq!(error, "'sse9' is no instruction set; known are portable, avx2, avx512, avx512-bf16, amx");
+        assert_eq!(error, "'sse9' is no instruction set; known are portable, avx2, avx-vnni, avx512, avx512-bf16, amx");
         for isa in Isa::ALL.into_iter().filter(|isa| !isa.is_available()) {
             assert!(isa.name().parse::<Isa>().unwrap_err().starts_with(&format!("this machine has no {isa}")));
         }

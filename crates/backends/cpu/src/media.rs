@@ -80,7 +80,7 @@ impl Forward<'_> {
             ROW.with_borrow_mut(|learned| {
                 learned.resize(out.cols, 0.0);
                 for tap in images.taps[row].iter().filter(|tap| tap.weight != 0.0) {
-                    product::read_row(self.isa, table, tap.row as usize, learned);
+                    product::read_row(table, tap.row as usize, learned);
                     self.isa.add_scaled(x, learned, tap.weight);
                 }
             });

@@ -219,7 +219,7 @@ fn attend(isa: Isa, block: Block<'_>) {
             Isa::Amx if whole_tiles => return amx::attend(block),
             Isa::Avx512Bf16 | Isa::Amx => return wide::attend_bf16(block),
             Isa::Avx512 => return wide::attend(block),
-            Isa::Portable | Isa::Avx2 => {}
+            Isa::Portable | Isa::Avx2 | Isa::AvxVnni => {}
         }
     }
     let _ = whole_tiles;

@@ -7,6 +7,8 @@
 #[cfg(target_arch = "x86_64")]
 mod amx;
 #[cfg(target_arch = "x86_64")]
+mod ymm;
+#[cfg(target_arch = "x86_64")]
 mod bf16;
 mod plain;
 #[cfg(target_arch = "x86_64")]
@@ -24,7 +26,7 @@ use crate::memory::{LINE, Lines, Shared};
 use crate::rows::GROUP;
 #[cfg(target_arch = "x86_64")]
 use crate::tiles::{self, Strided, Tiles};
-use crate::weights::{Codes, Kind, Layout, Matrix, PANEL, Part, STEPS};
+use crate::weights::{Codes, Kind, Layout, Matrix, PANEL, Part};
 
 /// Number of panels in a piece of work: large enough that taking pieces costs nothing, small enough that threads finish
 /// together.
@@ -117,6 +119,8 @@ impl Unpacked {
 
 thread_local! {
     static UNPACKED: RefCell<Unpacked> = RefCell::default();
+    /// Rows of a tile in 16 bits.
+    static WORDS: RefCell<Lines<i16>> = RefCell::default();
 }
 
 /// Returns the number of panels in a piece for this number of rows.
@@ -213,6 +217,11 @@ impl<'a> Product<'a> {
                 {
                     // SAFETY: the instruction set is available; the input has room for whole tiles of rows.
                     return unsafe { blocks(part, panels, &input, rows, &mut store) };
+                }
+                #[cfg(target_arch = "x86_64")]
+                if matches!(isa, Isa::Avx2 | Isa::AvxVnni) {
+                    // SAFETY: the instruction set is available.
+                    return unsafe { ymm_tiles(isa, part, panels, input, rows, &mut store) };
                 }
                 if part.layout.kind.has_halves() {
                     return quant_halves(isa, part, panels, &input, rows, &mut store);
@@ -343,6 +352,36 @@ unsafe fn blocks(part: &Part, panels: Range, input: &Quant<'_>, rows: Range, sto
                 for (panel, results) in pair.clone().zip(&mut results) {
                     store(first, panel, &mut results[..count]);
                 }
+            }
+        }
+    });
+}
+
+/// Multiplies any number of rows with panels of integers, which are unpacked group by group for each tile of rows.
+///
+/// # Safety
+/// AVX2, and AVX-VNNI if it is chosen, must be available.
+#[cfg(target_arch = "x86_64")]
+unsafe fn ymm_tiles(isa: Isa, part: &Part, panels: Range, input: Quant<'_>, rows: Range, store: Store<'_>) {
+    let layout = &part.layout;
+    let vnni = isa == Isa::AvxVnni;
+    let mut tile = Tile([[0.0; PANEL]; TILE]);
+    WORDS.with_borrow_mut(|words| {
+        for first in rows.clone().step_by(TILE) {
+            let count = (rows.end - first).min(TILE);
+            let tile_rows = ymm::TileRows::new(vnni, layout, input, (first, count), words);
+            for panel in panels.clone() {
+                let ahead = if first == rows.start { layout.bytes } else { 0 };
+                let results = &mut tile.0[..count];
+                // SAFETY: the caller guarantees this; the panel has this layout.
+                unsafe {
+                    if vnni {
+                        ymm::multiply_vnni(part.panel(panel), layout, &tile_rows, ahead, results);
+                    } else {
+                        ymm::multiply(part.panel(panel), layout, &tile_rows, ahead, results);
+                    }
+                }
+                store(first, panel, results);
             }
         }
     });
@@ -485,30 +524,14 @@ fn dense(isa: Isa, part: &Part, panels: Range, (input, cols): (&[f32], usize), r
 }
 
 /// Reads one row of a matrix as f32.
-pub(crate) fn read_row(isa: Isa, matrix: &Matrix, row: usize, out: &mut [f32]) {
+pub(crate) fn read_row(matrix: &Matrix, row: usize, out: &mut [f32]) {
     let part = matrix.part_of(row);
     let (panel, lane) = ((row - part.first) / PANEL, (row - part.first) % PANEL);
     let panel = part.panel(panel);
     if !matches!(part.layout.kind, Kind::Quant(..)) {
         return plain::read_dense(part.layout.kind, panel, lane, out);
     }
-    if part.layout.kind.has_halves() {
-        return plain::read_halves(panel, &part.layout, lane, out);
-    }
-    UNPACKED.with_borrow_mut(|unpacked| {
-        unpacked.reserve(part.layout.groups(), GROUP_CODES);
-        let (codes, scales) = unpacked.panel_mut(0);
-        unpack(isa, panel, &part.layout, codes, scales);
-        let groups = codes.as_chunks::<GROUP_CODES>().0.iter().zip(scales.as_chunks::<GROUP_SCALES>().0);
-        for (out, (codes, scales)) in out.as_chunks_mut::<GROUP>().0.iter_mut().zip(groups) {
-            let (scale, min) = (scales[lane], scales[PANEL + lane]);
-            for step in 0..STEPS {
-                for i in 0..4 {
-                    out[step * 4 + i] = scale * f32::from(codes[(step * PANEL + lane) * 4 + i]) + min;
-                }
-            }
-        }
-    });
+    plain::read_quant(panel, &part.layout, lane, out);
 }
 
 #[cfg(test)]

@@ -50,24 +50,28 @@ fn unpack_codes(panel: &[u8], layout: &Layout, kind: Codes, group: usize, codes:
 }
 
 fn unpack_scales(panel: &[u8], layout: &Layout, kind: Scales, group: usize, scales: &mut [f32; GROUP_SCALES]) {
+    for row in 0..PANEL {
+        (scales[row], scales[PANEL + row]) = scale_at(panel, layout, kind, group, row);
+    }
+}
+
+/// Returns scale and minimum of a row in a group.
+fn scale_at(panel: &[u8], layout: &Layout, kind: Scales, group: usize, row: usize) -> (f32, f32) {
     let half_at = |at: usize| f16::from_le_bytes([panel[at], panel[at + 1]]).to_f32();
     let at = layout.scales_at(kind, group);
-    for row in 0..PANEL {
-        let (scale, min) = match kind {
-            Scales::Fixed(offset) => (half_at(at + 2 * row), offset * half_at(at + 2 * row)),
-            Scales::Two => (half_at(at + 2 * row), half_at(at + 2 * (PANEL + row))),
-            Scales::Power => {
-                let scale = e8m0_halved(panel[at + row]);
-                (scale, -f32::from(FP4_OFFSET) * scale)
-            }
-            Scales::Halves => unreachable!("such a group has two"),
-            Scales::Super => {
-                let supers = layout.supers_at(kind, group);
-                let (scale, min) = (f32::from(panel[at + row]), f32::from(panel[at + PANEL + row]));
-                (half_at(supers + 2 * row) * scale, -half_at(supers + 2 * (PANEL + row)) * min)
-            }
-        };
-        (scales[row], scales[PANEL + row]) = (scale, min);
+    match kind {
+        Scales::Fixed(offset) => (half_at(at + 2 * row), offset * half_at(at + 2 * row)),
+        Scales::Two => (half_at(at + 2 * row), half_at(at + 2 * (PANEL + row))),
+        Scales::Power => {
+            let scale = e8m0_halved(panel[at + row]);
+            (scale, -f32::from(FP4_OFFSET) * scale)
+        }
+        Scales::Halves => unreachable!("such a group has two"),
+        Scales::Super => {
+            let supers = layout.supers_at(kind, group);
+            let (scale, min) = (f32::from(panel[at + row]), f32::from(panel[at + PANEL + row]));
+            (half_at(supers + 2 * row) * scale, -half_at(supers + 2 * (PANEL + row)) * min)
+        }
     }
 }
 
@@ -159,16 +163,36 @@ fn halves(panel: &[u8], layout: &Layout, group: usize) -> ([f32; PANEL], [[i32; 
     (scales, factors)
 }
 
-/// Reads one row of a panel whose groups have a scale for each half.
-pub(super) fn read_halves(panel: &[u8], layout: &Layout, lane: usize, out: &mut [f32]) {
-    let mut codes = [0; GROUP_CODES];
+/// Reads one row of a panel of integers.
+pub(super) fn read_quant(panel: &[u8], layout: &Layout, lane: usize, out: &mut [f32]) {
+    let Kind::Quant(codes, scales) = layout.kind else { unreachable!("only integers are in groups") };
     for (group, out) in out.as_chunks_mut::<GROUP>().0.iter_mut().enumerate() {
-        unpack_codes(panel, layout, Codes::Six, group, &mut codes);
-        let (scales, factors) = halves(panel, layout, group);
-        for (k, out) in out.iter_mut().enumerate() {
-            let code = i32::from(codes[(k / 4 * PANEL + lane) * 4 + k % 4]) - HALVES_OFFSET;
-            *out = scales[lane] * (factors[k * 2 / GROUP][lane] * code) as f32;
+        if scales == Scales::Halves {
+            let (scales, factors) = halves(panel, layout, group);
+            for (k, out) in out.iter_mut().enumerate() {
+                let code = i32::from(code_at(panel, layout, codes, group, k, lane)) - HALVES_OFFSET;
+                *out = scales[lane] * (factors[k * 2 / GROUP][lane] * code) as f32;
+            }
+        } else {
+            let (scale, min) = scale_at(panel, layout, scales, group, lane);
+            for (k, out) in out.iter_mut().enumerate() {
+                *out = scale * f32::from(code_at(panel, layout, codes, group, k, lane)) + min;
+            }
         }
+    }
+}
+
+/// Returns a code of a group: that of input `k` of a row.
+fn code_at(panel: &[u8], layout: &Layout, kind: Codes, group: usize, k: usize, row: usize) -> u8 {
+    let (packed, uppers) = (&panel[layout.codes_at(kind, group)..], &panel[layout.uppers_at(kind, group)..]);
+    let (step, place) = (k / 4, row * 4 + k % 4);
+    let nibble = || packed[step % (STEPS / 2) * LINE + place] >> (step / (STEPS / 2) * 4) & 15;
+    match kind {
+        Codes::Four => nibble(),
+        Codes::Fp4 => FP4_CODES[usize::from(nibble())],
+        Codes::Five => nibble() | (uppers[step * 8 + place / 8] >> (place % 8) & 1) << 4,
+        Codes::Six => nibble() | (uppers[step % 2 * LINE + place] >> (step / 2 * 2) & 3) << 4,
+        Codes::Eight => packed[step * LINE + place],
     }
 }
 

@@ -47,7 +47,7 @@ fn expected(matrix: &Matrix, cols: usize, rows: usize) -> Vec<f64> {
     let x: Vec<Vec<f32>> = (0..rows).map(|_| (0..cols).map(|_| rng.signed()).collect()).collect();
     let mut weights = vec![vec![0.0; cols]; 93];
     for (row, out) in weights.iter_mut().enumerate() {
-        read_row(Isa::Portable, matrix, row, out);
+        read_row(matrix, row, out);
     }
     let dot = |x: &[f32], w: &[f32]| x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum::<f64>();
     x.iter().flat_map(|x| weights.iter().map(|w| dot(x, w))).collect()
@@ -78,7 +78,7 @@ fn integer_products_have_the_same_bits_on_every_set_that_fuses() {
         let matrix = matrix(storage, 256);
         for rows in [1, 2, 3, 4, 5, 16, 40] {
             let bits = |isa| product(isa, &matrix, 256, rows).iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-            let sets = [Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx].into_iter().filter(|isa| isa.is_available());
+            let sets = Isa::ALL.into_iter().filter(|&isa| isa != Isa::Portable && isa.is_available());
             let found: Vec<_> = sets.map(bits).collect();
             assert!(found.windows(2).all(|pair| pair[0] == pair[1]), "{storage}, {rows} rows");
         }
