@@ -23,8 +23,7 @@ pub enum Isa {
 
 impl Isa {
     /// All instruction sets, the simplest first.
-    pub const ALL: [Self; 6] =
-        [Self::Portable, Self::Avx2, Self::AvxVnni, Self::Avx512, Self::Avx512Bf16, Self::Amx];
+    pub const ALL: [Self; 6] = [Self::Portable, Self::Avx2, Self::AvxVnni, Self::Avx512, Self::Avx512Bf16, Self::Amx];
 
     /// Returns the best instruction set of this machine.
     pub fn detect() -> Self {

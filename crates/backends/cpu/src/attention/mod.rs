@@ -9,7 +9,11 @@
 mod amx;
 mod plain;
 #[cfg(target_arch = "x86_64")]
+mod walk;
+#[cfg(target_arch = "x86_64")]
 mod wide;
+#[cfg(target_arch = "x86_64")]
+mod ymm;
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -219,7 +223,8 @@ fn attend(isa: Isa, block: Block<'_>) {
             Isa::Amx if whole_tiles => return amx::attend(block),
             Isa::Avx512Bf16 | Isa::Amx => return wide::attend_bf16(block),
             Isa::Avx512 => return wide::attend(block),
-            Isa::Portable | Isa::Avx2 | Isa::AvxVnni => {}
+            Isa::Avx2 | Isa::AvxVnni => return ymm::attend(block),
+            Isa::Portable => {}
         }
     }
     let _ = whole_tiles;

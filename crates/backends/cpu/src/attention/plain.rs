@@ -132,7 +132,7 @@ pub(super) fn visible(scores: &mut [f32], start: usize, (first, last): (usize, u
 
 /// Converts a tile's scores to weights. Returns the factor for the values accumulated before.
 #[inline(always)]
-fn weigh<const FMA: bool>(scores: &mut [f32], running: &mut Running) -> f32 {
+pub(super) fn weigh<const FMA: bool>(scores: &mut [f32], running: &mut Running) -> f32 {
     let mut largest = [running.largest; BLOCK];
     for scores in scores.as_chunks::<BLOCK>().0 {
         for lane in 0..BLOCK {

@@ -5,14 +5,13 @@
 use std::arch::x86_64::*;
 
 use super::plain::{FLOOR, Running, visible, whole};
+use super::walk::walk;
 use super::{Block, KEYS, ROWS};
+use crate::Isa;
 use crate::kv::{BLOCK, CHUNK};
 
 /// Number of rows up to which memory limits the speed, as in decoding, so that keys and values are prefetched.
 const FEW_ROWS: usize = 4;
-
-/// Distance of the prefetched keys from the keys that are read, in blocks.
-const AHEAD: usize = 2;
 
 /// Does what [`super::turn`] says.
 ///
@@ -111,57 +110,6 @@ pub(super) unsafe fn attend_bf16(block: Block<'_>) {
     }
 }
 
-/// The loop over a block's keys, which is the same for f32 and bf16: `$score` processes a block of keys, `$narrow` a
-/// row's weights, `$gather` a block of values. It is a macro because the compiler does not always inline closures that
-/// hold registers.
-macro_rules! walk {
-    ($block:ident, $rows:ident, $score:expr, $narrow:expr, $gather:expr) => {{
-        let Block { mut keys, sees, starts, softcap, weights, narrow_weights, out, partial, .. } = $block;
-        let count = sees.len();
-        // Rows that do not exist repeat the first.
-        let sees: [(usize, usize); $rows] = std::array::from_fn(|r| sees[if r < count { r } else { 0 }]);
-        let first = sees.iter().map(|see| see.0).min().unwrap_or(0);
-        let last = sees.iter().map(|see| see.1).max().unwrap_or(0);
-        let mut running: [Running; $rows] = std::array::from_fn(|r| starts[if r < count { r } else { 0 }]);
-        out.fill(0.0);
-        for tile in first / KEYS..=last / KEYS {
-            let blocks = tile * (KEYS / BLOCK)..((tile + 1) * (KEYS / BLOCK)).min(last / BLOCK + 1);
-            keys.enter(crate::Isa::Avx512, blocks.clone());
-            for (index, block) in blocks.clone().enumerate() {
-                // Values are needed after all keys of the tile.
-                let ahead = (keys.block((block + AHEAD).min(blocks.end - 1)).0, keys.block(block).1);
-                $score(keys.block(block).0, ahead, &mut *weights, index * BLOCK);
-            }
-            let len = blocks.len() * BLOCK;
-            let mut fades = [0.0; $rows];
-            for r in 0..$rows {
-                let scores = &mut weights[r][..len];
-                if let Some((scales, _)) = keys.scales() {
-                    crate::Isa::Avx512.multiply(scores, scales);
-                }
-                if let Some(cap) = softcap {
-                    crate::Isa::Avx512.softcap(scores, cap);
-                }
-                visible(scores, tile * KEYS, sees[r]);
-                fades[r] = weigh(scores, &mut running[r]);
-                if let Some((_, scales)) = keys.scales() {
-                    crate::Isa::Avx512.multiply(scores, scales);
-                }
-                $narrow(&*scores, &mut narrow_weights[r]);
-            }
-            for (index, block) in blocks.enumerate() {
-                let values = whole(&keys, block, partial);
-                let fades = if index == 0 { fades } else { [1.0; $rows] };
-                $gather(values, &*weights, &*narrow_weights, index * BLOCK, &fades, count, &mut *out);
-            }
-        }
-        let width = out.len() / count;
-        for (out, running) in out.chunks_mut(width).zip(&running) {
-            crate::Isa::Avx512.scale(out, 1.0 / running.sum);
-        }
-    }};
-}
-
 /// Computes `R` rows in f32. Rows that do not exist repeat the first.
 #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq")]
 unsafe fn rows<const R: usize>(block: Block<'_>) {
@@ -172,9 +120,11 @@ unsafe fn rows<const R: usize>(block: Block<'_>) {
     // output has as many chunks as a value.
     unsafe {
         walk!(
+            Isa::Avx512,
             block,
             R,
             |keys, _, weights, at| score(&q, keys, weights, at),
+            weigh,
             |_: &[f32], _: &mut [u16; KEYS]| {},
             |values, weights, _: &[[u16; KEYS]; ROWS], at, fades: &[f32; R], count, out| gather(
                 values, weights, at, fades, count, out
@@ -192,9 +142,11 @@ unsafe fn rows_bf16<const R: usize>(block: Block<'_>) {
     // SAFETY: as above.
     unsafe {
         walk!(
+            Isa::Avx512,
             block,
             R,
             |keys, ahead, weights, at| score_bf16(&q, keys, ahead, weights, at),
+            weigh,
             |scores: &[f32], narrow: &mut [u16; KEYS]| narrow_weights(scores, narrow),
             |values, _: &[[f32; KEYS]; ROWS], narrow, at, fades: &[f32; R], count, out| gather_bf16(
                 values, narrow, at, fades, count, out

@@ -7,8 +7,6 @@
 #[cfg(target_arch = "x86_64")]
 mod amx;
 #[cfg(target_arch = "x86_64")]
-mod ymm;
-#[cfg(target_arch = "x86_64")]
 mod bf16;
 mod plain;
 #[cfg(target_arch = "x86_64")]
@@ -17,6 +15,8 @@ mod read;
 mod vnni;
 #[cfg(target_arch = "x86_64")]
 mod wide;
+#[cfg(target_arch = "x86_64")]
+mod ymm;
 
 use std::cell::RefCell;
 

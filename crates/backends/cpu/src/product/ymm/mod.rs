@@ -1,20 +1,21 @@
 //! Integer products with AVX2, and with AVX-VNNI where the processor has it.
 //!
-//! A group of a panel is unpacked to bytes in the first-level cache and multiplied with up to sixteen rows from there. One
-//! register holds eight output rows, so nothing is added across lanes: four inputs of a row are broadcast to all of them.
-//! All sums within a group are exact, so that a row's bits are those of every other kernel.
+//! One register holds eight output rows, so nothing is added across lanes: four inputs of a row are broadcast to all of them.
+//! A single row is multiplied with codes as they are read. For more rows, a group of a panel is unpacked to bytes in the
+//! first-level cache first. All sums within a group are exact, so that a row's bits are those of every other kernel.
 
 mod read;
 
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::Quant;
 use crate::activation::TILE;
-use crate::memory::{LINE, Lines};
+use crate::memory::Lines;
 use crate::rows::{GROUP, LOW_BITS};
-use crate::weights::{Codes, HALVES_OFFSET, Kind, Layout, PANEL, STEPS, Scales};
-use read::Group;
+use crate::weights::{Codes, HALVES_OFFSET, Kind, Layout, PANEL, STEPS};
+use read::{Bytewise, Eight, Five, Four, Fp4, GroupScales, OneHalf, ReadCodes, Six, Steps, Stored};
 
 /// Number of output rows in a register, of which a panel needs two.
 const LANES: usize = 8;
@@ -27,63 +28,88 @@ const ROW_BYTES: usize = 2 * GROUP;
 
 /// Products of a group's codes with those of a few rows.
 trait Multiply {
-    /// Returns the exact products of some steps of eight output rows, the first half of the panel or the second, with rows
-    /// whose group is at these addresses.
+    /// Returns the exact products of some steps of a group with rows whose group is at these addresses.
     ///
     /// # Safety
     /// The instruction set must be available, and each address must have [`ROW_BYTES`] bytes.
-    unsafe fn dots<const N: usize>(
-        codes: &[[u8; LINE]; STEPS],
-        half: usize,
+    unsafe fn dots<const HALVES: usize, const N: usize>(
+        codes: &impl Steps<HALVES>,
         rows: [*const u8; N],
         steps: Range<usize>,
-    ) -> [__m256i; N];
+    ) -> [[__m256i; N]; HALVES];
 }
 
-/// Bytes times the high and the low parts, pairs of products in 16 bits. The sum of `STEPS` products of the high parts
+/// Bytes times the high and the low parts, pairs of products in 16 bits. The sum of `PAUSE` products of the high parts
 /// does not saturate.
-struct Bytes<const STEPS: usize, const COARSE: bool>;
+struct Bytes<const PAUSE: usize, const COARSE: bool>;
 
 /// Codes of any width in 16 bits times rows in 16 bits.
 struct Words;
+
+/// A register of bytes.
+#[repr(align(32))]
+struct Register([i8; 4 * LANES]);
+
+/// Order of the bytes of the first and of the second pair of inputs of each output row, as 16 bits. An index of −1 is a
+/// byte of zero.
+static PAIRS: [Register; 2] = {
+    let mut orders = [const { Register([-1; 4 * LANES]) }; 2];
+    let mut word = 0;
+    while word < 2 * LANES {
+        let from = (word / 2 % 4 * 4 + word % 2) as i8;
+        orders[0].0[2 * word] = from;
+        orders[1].0[2 * word] = from + 2;
+        word += 1;
+    }
+    orders
+};
 
 /// Bytes times the high and the low parts, four products in 32 bits: AVX-VNNI.
 struct Vnni<const COARSE: bool>;
 
 impl<const PAUSE: usize, const COARSE: bool> Multiply for Bytes<PAUSE, COARSE> {
     #[inline(always)]
-    unsafe fn dots<const N: usize>(
-        codes: &[[u8; LINE]; STEPS],
-        half: usize,
+    unsafe fn dots<const HALVES: usize, const N: usize>(
+        codes: &impl Steps<HALVES>,
         rows: [*const u8; N],
         steps: Range<usize>,
-    ) -> [__m256i; N] {
+    ) -> [[__m256i; N]; HALVES] {
         // SAFETY: the caller guarantees this.
         unsafe {
-            let zeros = [_mm256_setzero_si256(); N];
+            let zeros = [[_mm256_setzero_si256(); N]; HALVES];
             let (mut dots, mut low) = (zeros, zeros);
             for from in steps.clone().step_by(PAUSE) {
                 let mut high = zeros;
                 for step in from..(from + PAUSE).min(steps.end) {
-                    let codes = register(codes, half, step);
+                    let codes = codes.step(step);
                     for r in 0..N {
-                        let products = _mm256_maddubs_epi16(codes, four(rows[r], step));
-                        high[r] = _mm256_add_epi16(high[r], products);
-                        if !COARSE {
-                            // Low parts are at most 8 in magnitude: their sums need no pause.
-                            let products = _mm256_maddubs_epi16(codes, four(rows[r], STEPS + step));
-                            low[r] = _mm256_add_epi16(low[r], products);
+                        let a = four(rows[r], step);
+                        for h in 0..HALVES {
+                            high[h][r] = _mm256_add_epi16(high[h][r], _mm256_maddubs_epi16(codes[h], a));
+                        }
+                        if COARSE {
+                            continue;
+                        }
+                        // Low parts are at most 8 in magnitude: their sums need no pause.
+                        let a = four(rows[r], STEPS + step);
+                        for h in 0..HALVES {
+                            low[h][r] = _mm256_add_epi16(low[h][r], _mm256_maddubs_epi16(codes[h], a));
                         }
                     }
                 }
-                for r in 0..N {
-                    let products = _mm256_madd_epi16(high[r], _mm256_set1_epi16(1 << LOW_BITS));
-                    dots[r] = _mm256_add_epi32(dots[r], products);
+                for h in 0..HALVES {
+                    for r in 0..N {
+                        let products = _mm256_madd_epi16(high[h][r], _mm256_set1_epi16(1 << LOW_BITS));
+                        dots[h][r] = _mm256_add_epi32(dots[h][r], products);
+                    }
                 }
             }
             if !COARSE {
-                for r in 0..N {
-                    dots[r] = _mm256_add_epi32(dots[r], _mm256_madd_epi16(low[r], _mm256_set1_epi16(1)));
+                for h in 0..HALVES {
+                    for r in 0..N {
+                        let products = _mm256_madd_epi16(low[h][r], _mm256_set1_epi16(1));
+                        dots[h][r] = _mm256_add_epi32(dots[h][r], products);
+                    }
                 }
             }
             dots
@@ -93,30 +119,24 @@ impl<const PAUSE: usize, const COARSE: bool> Multiply for Bytes<PAUSE, COARSE> {
 
 impl Multiply for Words {
     #[inline(always)]
-    unsafe fn dots<const N: usize>(
-        codes: &[[u8; LINE]; STEPS],
-        half: usize,
+    unsafe fn dots<const HALVES: usize, const N: usize>(
+        codes: &impl Steps<HALVES>,
         rows: [*const u8; N],
         steps: Range<usize>,
-    ) -> [__m256i; N] {
+    ) -> [[__m256i; N]; HALVES] {
         // SAFETY: the caller guarantees this.
         unsafe {
-            // The first and the second pair of inputs of each output row, as 16 bits; −1 is a byte of zero.
-            let [first, second] = [[0, -1, 1, -1], [2, -1, 3, -1]].map(|pair: [i8; 4]| {
-                let mut bytes = [[0i8; 4]; LANES];
-                for (lane, bytes) in bytes.iter_mut().enumerate() {
-                    *bytes = pair.map(|byte| if byte < 0 { byte } else { byte + (lane % 4 * 4) as i8 });
-                }
-                _mm256_loadu_si256(bytes.as_ptr().cast())
-            });
-            let mut dots = [_mm256_setzero_si256(); N];
+            let mut dots = [[_mm256_setzero_si256(); N]; HALVES];
             for step in steps {
-                let codes = register(codes, half, step);
-                let pairs = [_mm256_shuffle_epi8(codes, first), _mm256_shuffle_epi8(codes, second)];
-                for r in 0..N {
-                    for (index, pair) in pairs.into_iter().enumerate() {
-                        let products = _mm256_madd_epi16(pair, four(rows[r], 2 * step + index));
-                        dots[r] = _mm256_add_epi32(dots[r], products);
+                let codes = codes.step(step);
+                for (index, order) in PAIRS.iter().enumerate() {
+                    let order = _mm256_load_si256(order.0.as_ptr().cast());
+                    for h in 0..HALVES {
+                        let pair = _mm256_shuffle_epi8(codes[h], order);
+                        for r in 0..N {
+                            let products = _mm256_madd_epi16(pair, four(rows[r], 2 * step + index));
+                            dots[h][r] = _mm256_add_epi32(dots[h][r], products);
+                        }
                     }
                 }
             }
@@ -127,38 +147,39 @@ impl Multiply for Words {
 
 impl<const COARSE: bool> Multiply for Vnni<COARSE> {
     #[inline(always)]
-    unsafe fn dots<const N: usize>(
-        codes: &[[u8; LINE]; STEPS],
-        half: usize,
+    unsafe fn dots<const HALVES: usize, const N: usize>(
+        codes: &impl Steps<HALVES>,
         rows: [*const u8; N],
         steps: Range<usize>,
-    ) -> [__m256i; N] {
+    ) -> [[__m256i; N]; HALVES] {
         // SAFETY: the caller guarantees this.
         unsafe {
-            let zeros = [_mm256_setzero_si256(); N];
+            let zeros = [[_mm256_setzero_si256(); N]; HALVES];
             let (mut high, mut low) = (zeros, zeros);
             for step in steps {
-                let codes = register(codes, half, step);
+                let codes = codes.step(step);
                 for r in 0..N {
-                    high[r] = _mm256_dpbusd_avx_epi32(high[r], codes, four(rows[r], step));
-                    if !COARSE {
-                        low[r] = _mm256_dpbusd_avx_epi32(low[r], codes, four(rows[r], STEPS + step));
+                    let a = four(rows[r], step);
+                    for h in 0..HALVES {
+                        high[h][r] = _mm256_dpbusd_avx_epi32(high[h][r], codes[h], a);
+                    }
+                    if COARSE {
+                        continue;
+                    }
+                    let a = four(rows[r], STEPS + step);
+                    for h in 0..HALVES {
+                        low[h][r] = _mm256_dpbusd_avx_epi32(low[h][r], codes[h], a);
                     }
                 }
             }
-            for r in 0..N {
-                high[r] = _mm256_add_epi32(_mm256_slli_epi32::<{ LOW_BITS as i32 }>(high[r]), low[r]);
+            for h in 0..HALVES {
+                for r in 0..N {
+                    high[h][r] = _mm256_add_epi32(_mm256_slli_epi32::<{ LOW_BITS as i32 }>(high[h][r]), low[h][r]);
+                }
             }
             high
         }
     }
-}
-
-/// Returns the codes of four inputs of eight output rows.
-#[inline(always)]
-unsafe fn register(codes: &[[u8; LINE]; STEPS], half: usize, step: usize) -> __m256i {
-    // SAFETY: a line has the codes of sixteen output rows; the caller guarantees the instruction set.
-    unsafe { _mm256_loadu_si256(codes.get_unchecked(step).as_ptr().add(half * LINE / 2).cast()) }
 }
 
 /// Broadcasts a word of a row.
@@ -227,19 +248,24 @@ pub(super) unsafe fn multiply(
     ahead: usize,
     results: &mut [[f32; PANEL]],
 ) {
+    macro_rules! tile {
+        ($codes:ty, $pause:literal) => {
+            if rows.input.coarse {
+                tile::<$codes, Bytes<$pause, true>>(panel, layout, rows, ahead, results)
+            } else {
+                tile::<$codes, Bytes<$pause, false>>(panel, layout, rows, ahead, results)
+            }
+        };
+    }
     // SAFETY: the caller guarantees this.
     unsafe {
-        match (layout.kind, rows.input.coarse) {
-            (Kind::Quant(Codes::Four, _), false) => tile::<Bytes<8, false>>(panel, layout, rows, ahead, results),
-            (Kind::Quant(Codes::Four, _), true) => tile::<Bytes<8, true>>(panel, layout, rows, ahead, results),
-            (Kind::Quant(Codes::Five | Codes::Fp4, _), false) => {
-                tile::<Bytes<4, false>>(panel, layout, rows, ahead, results);
-            }
-            (Kind::Quant(Codes::Five | Codes::Fp4, _), true) => {
-                tile::<Bytes<4, true>>(panel, layout, rows, ahead, results);
-            }
-            (Kind::Quant(Codes::Six | Codes::Eight, _), _) => tile::<Words>(panel, layout, rows, ahead, results),
-            (other, _) => unreachable!("{other:?} is no kind of integers"),
+        match layout.kind {
+            Kind::Quant(Codes::Four, _) => tile!(Four, 8),
+            Kind::Quant(Codes::Five, _) => tile!(Five, 4),
+            Kind::Quant(Codes::Fp4, _) => tile!(Fp4, 4),
+            Kind::Quant(Codes::Six, _) => tile::<Six, Words>(panel, layout, rows, ahead, results),
+            Kind::Quant(Codes::Eight, _) => tile::<Eight, Words>(panel, layout, rows, ahead, results),
+            other => unreachable!("{other:?} is no kind of integers"),
         }
     }
 }
@@ -256,18 +282,30 @@ pub(super) unsafe fn multiply_vnni(
     ahead: usize,
     results: &mut [[f32; PANEL]],
 ) {
+    macro_rules! tile {
+        ($codes:ty) => {
+            if rows.input.coarse {
+                tile::<$codes, Vnni<true>>(panel, layout, rows, ahead, results)
+            } else {
+                tile::<$codes, Vnni<false>>(panel, layout, rows, ahead, results)
+            }
+        };
+    }
     // SAFETY: the caller guarantees this.
     unsafe {
-        if rows.input.coarse {
-            tile::<Vnni<true>>(panel, layout, rows, ahead, results);
-        } else {
-            tile::<Vnni<false>>(panel, layout, rows, ahead, results);
+        match layout.kind {
+            Kind::Quant(Codes::Four, _) => tile!(Four),
+            Kind::Quant(Codes::Five, _) => tile!(Five),
+            Kind::Quant(Codes::Fp4, _) => tile!(Fp4),
+            Kind::Quant(Codes::Six, _) => tile!(Six),
+            Kind::Quant(Codes::Eight, _) => tile!(Eight),
+            other => unreachable!("{other:?} is no kind of integers"),
         }
     }
 }
 
 #[inline(always)]
-unsafe fn tile<M: Multiply>(
+unsafe fn tile<C: ReadCodes, M: Multiply>(
     panel: &[u8],
     layout: &Layout,
     rows: &TileRows<'_>,
@@ -275,35 +313,44 @@ unsafe fn tile<M: Multiply>(
     results: &mut [[f32; PANEL]],
 ) {
     assert!(panel.len() >= layout.bytes && results.len() == rows.count);
-    let Kind::Quant(codes, scales) = layout.kind else { unreachable!("chosen by the kind") };
-    let groups = layout.groups();
+    let Kind::Quant(_, scales) = layout.kind else { unreachable!("chosen by the kind") };
+    let (panel, groups) = (panel.as_ptr(), layout.groups());
     let (row_codes, row_scales, row_sums) = rows.input.from(rows.first);
     let row_totals = rows.input.totals_from(rows.first);
     let row_codes = rows.words.map_or(row_codes.as_ptr().cast::<u8>(), |words| words.as_ptr().cast());
-    let mut unpacked = Group::EMPTY;
+    let mut codes = Bytewise::EMPTY;
     results.fill([0.0; PANEL]);
+    let (whole, single) = results.as_chunks_mut::<ROWS>();
     for group in 0..groups {
         // SAFETY: the caller guarantees this; the rows and the panel have this group.
         unsafe {
-            read::group(panel.as_ptr(), layout, (codes, scales), group, &mut unpacked);
             if ahead > 0 {
-                read::prefetch(panel.as_ptr().wrapping_add(ahead), layout, group);
+                read::prefetch(panel.wrapping_add(ahead), layout, group);
             }
-            let rest = results.len() / ROWS * ROWS;
-            let at = |row: usize| row * groups + group;
-            let row = |row: usize| Row {
-                codes: row_codes.add(at(row) * ROW_BYTES),
-                scale: row_scales.as_ptr().add(at(row)).read(),
-                sum: row_sums.as_ptr().add(at(row)).read(),
-                totals: row_totals.as_ptr().add(at(row)).read(),
+            let scales = read::scales(panel, layout, scales, group);
+            let row = |row: usize| {
+                let at = row * groups + group;
+                Row {
+                    codes: row_codes.add(at * ROW_BYTES),
+                    scale: row_scales.as_ptr().add(at).read(),
+                    sum: row_sums.as_ptr().add(at).read(),
+                    totals: row_totals.as_ptr().add(at).read(),
+                }
             };
-            let (whole, single) = results.split_at_mut(rest);
-            for (index, results) in whole.as_chunks_mut::<ROWS>().0.iter_mut().enumerate() {
-                let rows: [Row; ROWS] = std::array::from_fn(|r| row(index * ROWS + r));
-                add_group::<M, ROWS>(&unpacked, scales, &rows, results);
+            if !whole.is_empty() {
+                codes.fill::<C>(panel, layout, group);
+            }
+            for (index, results) in whole.iter_mut().enumerate() {
+                let first = index * ROWS;
+                let rows: [Row; ROWS] = [row(first), row(first + 1), row(first + 2), row(first + 3)];
+                for half in 0..2 {
+                    add_group::<M, 1, ROWS>(&OneHalf { codes: &codes, half }, half, &scales, &rows, results);
+                }
             }
             for (index, result) in single.iter_mut().enumerate() {
-                add_group::<M, 1>(&unpacked, scales, &[row(rest + index)], std::array::from_mut(result));
+                let rows = [row(whole.len() * ROWS + index)];
+                let stored = Stored { panel, layout, group, codes: PhantomData::<C> };
+                add_group::<M, 2, 1>(&stored, 0, &scales, &rows, std::array::from_mut(result));
             }
         }
     }
@@ -319,44 +366,47 @@ struct Row {
     totals: [i32; 2],
 }
 
-/// Adds the products of a group to the results.
+/// Adds the products of a group to the results of `HALVES` registers of output rows, of which `first` is the first.
 #[inline(always)]
-unsafe fn add_group<M: Multiply, const N: usize>(
-    group: &Group,
-    scales: Scales,
+unsafe fn add_group<M: Multiply, const HALVES: usize, const N: usize>(
+    codes: &impl Steps<HALVES>,
+    first: usize,
+    scales: &GroupScales,
     rows: &[Row; N],
     results: &mut [[f32; PANEL]; N],
 ) {
-    let addresses = rows.map(|row| row.codes);
-    for half in 0..PANEL / LANES {
-        // SAFETY: the caller guarantees this; arrays of a panel have two registers.
-        unsafe {
-            let at = half * LANES;
-            let has_factors = matches!(scales, Scales::Halves);
-            let dots = if has_factors {
-                let mut dots = [_mm256_setzero_si256(); N];
-                for part in 0..2 {
-                    let products =
-                        M::dots(&group.codes, half, addresses, part * STEPS / 2..(part + 1) * STEPS / 2);
-                    let factor = _mm256_loadu_si256(group.factors[part].as_ptr().add(at).cast());
+    let mut addresses = [std::ptr::null(); N];
+    for (address, row) in addresses.iter_mut().zip(rows) {
+        *address = row.codes;
+    }
+    // SAFETY: the caller guarantees this; arrays of a panel have two registers.
+    unsafe {
+        let dots = match &scales.factors {
+            None => M::dots(codes, addresses, 0..STEPS),
+            Some(factors) => {
+                let mut dots = [[_mm256_setzero_si256(); N]; HALVES];
+                for (part, factors) in factors.iter().enumerate() {
+                    let steps = part * STEPS / 2..(part + 1) * STEPS / 2;
+                    let products = M::dots(codes, addresses, steps);
                     for r in 0..N {
                         let offset = _mm256_set1_epi32(HALVES_OFFSET * rows[r].totals[part]);
-                        let product = _mm256_mullo_epi32(_mm256_sub_epi32(products[r], offset), factor);
-                        dots[r] = _mm256_add_epi32(dots[r], product);
+                        for h in 0..HALVES {
+                            let product = _mm256_sub_epi32(products[h][r], offset);
+                            let product = _mm256_mullo_epi32(product, factors[first + h]);
+                            dots[h][r] = _mm256_add_epi32(dots[h][r], product);
+                        }
                     }
                 }
                 dots
-            } else {
-                M::dots(&group.codes, half, addresses, 0..STEPS)
-            };
-            let scale = _mm256_loadu_ps(group.scales.as_ptr().add(at));
-            let min = _mm256_loadu_ps(group.minima.as_ptr().add(at));
+            }
+        };
+        for (h, dots) in dots.into_iter().enumerate() {
             for r in 0..N {
-                let result = results[r].as_mut_ptr().add(at);
-                let scale = _mm256_mul_ps(scale, _mm256_set1_ps(rows[r].scale));
+                let result = results[r].as_mut_ptr().add((first + h) * LANES);
+                let scale = _mm256_mul_ps(scales.scales[first + h], _mm256_set1_ps(rows[r].scale));
                 let mut sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[r]), scale, _mm256_loadu_ps(result));
-                if !has_factors {
-                    sum = _mm256_fmadd_ps(min, _mm256_set1_ps(rows[r].sum), sum);
+                if scales.factors.is_none() {
+                    sum = _mm256_fmadd_ps(scales.minima[first + h], _mm256_set1_ps(rows[r].sum), sum);
                 }
                 _mm256_storeu_ps(result, sum);
             }

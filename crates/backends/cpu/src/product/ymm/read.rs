@@ -1,72 +1,193 @@
 //! Reading of a group of a stored panel with AVX2.
 
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
 
+use super::LANES;
 use crate::memory::LINE;
 use crate::weights::{Codes, FP4_CODES, FP4_OFFSET, Layout, PANEL, STEPS, Scales};
 
-/// A group of a panel.
+/// Codes of a group of a panel as bytes, by step: four inputs of sixteen output rows.
 #[repr(align(64))]
-pub(super) struct Group {
-    /// Codes as bytes, by step: four inputs of sixteen output rows.
-    pub(super) codes: [[u8; LINE]; STEPS],
-    pub(super) scales: [f32; PANEL],
-    pub(super) minima: [f32; PANEL],
-    /// Factors of the halves, if they have any.
-    pub(super) factors: [[i32; PANEL]; 2],
-}
+pub(super) struct Bytewise([[u8; LINE]; STEPS]);
 
-impl Group {
-    pub(super) const EMPTY: Self = Self {
-        codes: [[0; LINE]; STEPS],
-        scales: [0.0; PANEL],
-        minima: [0.0; PANEL],
-        factors: [[0; PANEL]; 2],
-    };
-}
+impl Bytewise {
+    pub(super) const EMPTY: Self = Self([[0; LINE]; STEPS]);
 
-/// Unpacks a group.
-///
-/// # Safety
-/// AVX2 and F16C must be available, and the panel must have this layout, kind and group.
-#[inline(always)]
-pub(super) unsafe fn group(
-    panel: *const u8,
-    layout: &Layout,
-    (codes, scales): (Codes, Scales),
-    index: usize,
-    group: &mut Group,
-) {
-    // SAFETY: the caller guarantees this.
-    unsafe {
-        let packed = panel.add(layout.codes_at(codes, index));
-        let uppers = panel.add(layout.uppers_at(codes, index));
-        match codes {
-            Codes::Four => by_nibbles(packed, group, |codes, _, _| codes),
-            Codes::Five => by_nibbles(packed, group, |codes, step, half| fifth(codes, uppers, step, half)),
-            Codes::Six => by_nibbles(packed, group, |codes, step, half| sixth(codes, uppers, step, half)),
-            Codes::Fp4 => {
-                let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(FP4_CODES.as_ptr().cast()));
-                by_nibbles(packed, group, |codes, _, _| _mm256_shuffle_epi8(table, codes));
-            }
-            Codes::Eight => {
-                for (step, line) in group.codes.iter_mut().enumerate() {
-                    std::ptr::copy_nonoverlapping(packed.add(step * LINE), line.as_mut_ptr(), LINE);
-                }
+    /// Unpacks a group.
+    ///
+    /// # Safety
+    /// The conditions of [`ReadCodes::step`] apply.
+    #[inline(always)]
+    pub(super) unsafe fn fill<C: ReadCodes>(&mut self, panel: *const u8, layout: &Layout, group: usize) {
+        for (step, line) in self.0.iter_mut().enumerate() {
+            // SAFETY: the caller guarantees this; a line has two registers.
+            unsafe {
+                let [first, second] = C::step(panel, layout, group, step);
+                _mm256_store_si256(line.as_mut_ptr().cast(), first);
+                _mm256_store_si256(line.as_mut_ptr().add(LINE / 2).cast(), second);
             }
         }
+    }
+}
+
+/// Codes of a group, in `HALVES` registers a step. It is a trait because the compiler does not inline every closure that
+/// returns registers.
+pub(super) trait Steps<const HALVES: usize> {
+    /// # Safety
+    /// AVX2 must be available, and there must be this step.
+    unsafe fn step(&self, step: usize) -> [__m256i; HALVES];
+}
+
+/// Unpacked codes of one half of the output rows.
+pub(super) struct OneHalf<'a> {
+    pub(super) codes: &'a Bytewise,
+    pub(super) half: usize,
+}
+
+impl Steps<1> for OneHalf<'_> {
+    #[inline(always)]
+    unsafe fn step(&self, step: usize) -> [__m256i; 1] {
+        // SAFETY: the caller guarantees this; a line has two registers.
+        unsafe { [_mm256_load_si256(self.codes.0.get_unchecked(step).as_ptr().add(self.half * LINE / 2).cast())] }
+    }
+}
+
+/// Codes of a stored panel. The panel must have this layout and group.
+pub(super) struct Stored<'a, C> {
+    pub(super) panel: *const u8,
+    pub(super) layout: &'a Layout,
+    pub(super) group: usize,
+    pub(super) codes: PhantomData<C>,
+}
+
+impl<C: ReadCodes> Steps<2> for Stored<'_, C> {
+    #[inline(always)]
+    unsafe fn step(&self, step: usize) -> [__m256i; 2] {
+        // SAFETY: the caller guarantees this.
+        unsafe { C::step(self.panel, self.layout, self.group, step) }
+    }
+}
+
+/// Scales of a group, a register for each half of the output rows.
+pub(super) struct GroupScales {
+    pub(super) scales: [__m256; 2],
+    pub(super) minima: [__m256; 2],
+    /// Factors of the halves of the inputs, if they have any; there is no minimum then.
+    pub(super) factors: Option<[[__m256i; 2]; 2]>,
+}
+
+/// Reads the scales of a group.
+///
+/// # Safety
+/// AVX2 and F16C must be available, and the panel must have this layout and group.
+#[inline(always)]
+pub(super) unsafe fn scales(panel: *const u8, layout: &Layout, scales: Scales, index: usize) -> GroupScales {
+    // SAFETY: the caller guarantees this.
+    unsafe {
         let (at, supers) = (panel.add(layout.scales_at(scales, index)), panel.add(layout.supers_at(scales, index)));
-        for half in 0..2 {
-            let lanes = half * PANEL / 2;
-            let (scale, min) = pair_of(scales, at.cast(), supers.cast(), lanes);
-            _mm256_storeu_ps(group.scales.as_mut_ptr().add(lanes), scale);
-            _mm256_storeu_ps(group.minima.as_mut_ptr().add(lanes), min);
-            if matches!(scales, Scales::Halves) {
-                for (part, factors) in group.factors.iter_mut().enumerate() {
-                    let bytes = _mm_loadl_epi64(at.add(part * PANEL + lanes).cast());
-                    _mm256_storeu_si256(factors.as_mut_ptr().add(lanes).cast(), _mm256_cvtepi8_epi32(bytes));
-                }
-            }
+        let (first, second) = (pair_of(scales, at, supers, 0), pair_of(scales, at, supers, LANES));
+        let factors = if matches!(scales, Scales::Halves) {
+            Some([[factors(at), factors(at.add(LANES))], [factors(at.add(PANEL)), factors(at.add(PANEL + LANES))]])
+        } else {
+            None
+        };
+        GroupScales { scales: [first.0, second.0], minima: [first.1, second.1], factors }
+    }
+}
+
+/// Reads eight factors.
+#[inline(always)]
+unsafe fn factors(at: *const u8) -> __m256i {
+    // SAFETY: the caller of `scales` guarantees this.
+    unsafe { _mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast())) }
+}
+
+/// Reads the codes of a stored panel.
+pub(super) trait ReadCodes {
+    /// Returns the codes of four inputs of sixteen output rows.
+    ///
+    /// # Safety
+    /// AVX2 must be available, and the panel must have this layout, these codes and this group.
+    unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> [__m256i; 2];
+}
+
+pub(super) struct Four;
+pub(super) struct Five;
+pub(super) struct Six;
+pub(super) struct Fp4;
+pub(super) struct Eight;
+
+impl ReadCodes for Four {
+    #[inline(always)]
+    unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> [__m256i; 2] {
+        // SAFETY: the caller guarantees this.
+        unsafe { nibbles(panel.add(layout.codes_at(Codes::Four, group)), step) }
+    }
+}
+
+impl ReadCodes for Fp4 {
+    #[inline(always)]
+    unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> [__m256i; 2] {
+        // SAFETY: the caller guarantees this; the table has sixteen bytes.
+        unsafe {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(FP4_CODES.as_ptr().cast()));
+            let [first, second] = nibbles(panel.add(layout.codes_at(Codes::Fp4, group)), step);
+            [_mm256_shuffle_epi8(table, first), _mm256_shuffle_epi8(table, second)]
+        }
+    }
+}
+
+impl ReadCodes for Five {
+    #[inline(always)]
+    unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> [__m256i; 2] {
+        // SAFETY: the caller guarantees this.
+        unsafe {
+            let [first, second] = nibbles(panel.add(layout.codes_at(Codes::Five, group)), step);
+            let uppers = panel.add(layout.uppers_at(Codes::Five, group));
+            [fifth(first, uppers, step, 0), fifth(second, uppers, step, 1)]
+        }
+    }
+}
+
+impl ReadCodes for Six {
+    #[inline(always)]
+    unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> [__m256i; 2] {
+        // SAFETY: the caller guarantees this.
+        unsafe {
+            let [first, second] = nibbles(panel.add(layout.codes_at(Codes::Six, group)), step);
+            let uppers = panel.add(layout.uppers_at(Codes::Six, group));
+            [sixth(first, uppers, step, 0), sixth(second, uppers, step, 1)]
+        }
+    }
+}
+
+impl ReadCodes for Eight {
+    #[inline(always)]
+    unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> [__m256i; 2] {
+        // SAFETY: the caller guarantees this.
+        unsafe { line(panel.add(layout.codes_at(Codes::Eight, group) + step * LINE)) }
+    }
+}
+
+#[inline(always)]
+unsafe fn line(at: *const u8) -> [__m256i; 2] {
+    // SAFETY: the caller of `step` guarantees this.
+    unsafe { [_mm256_loadu_si256(at.cast()), _mm256_loadu_si256(at.add(LINE / 2).cast())] }
+}
+
+/// Unpacks nibbles: those of step j are the low ones of line j, those of step j + 4 its high ones.
+#[inline(always)]
+unsafe fn nibbles(at: *const u8, step: usize) -> [__m256i; 2] {
+    // SAFETY: the caller of `step` guarantees this.
+    unsafe {
+        let [first, second] = line(at.add(step % (STEPS / 2) * LINE));
+        let mask = _mm256_set1_epi8(15);
+        if step < STEPS / 2 {
+            [_mm256_and_si256(first, mask), _mm256_and_si256(second, mask)]
+        } else {
+            let (first, second) = (_mm256_srli_epi16::<4>(first), _mm256_srli_epi16::<4>(second));
+            [_mm256_and_si256(first, mask), _mm256_and_si256(second, mask)]
         }
     }
 }
@@ -74,7 +195,7 @@ pub(super) unsafe fn group(
 /// Returns scales and minima of eight rows.
 #[inline(always)]
 unsafe fn pair_of(scales: Scales, at: *const u8, supers: *const u8, lanes: usize) -> (__m256, __m256) {
-    // SAFETY: the caller of `group` guarantees this.
+    // SAFETY: the caller of `scales` guarantees this.
     unsafe {
         match scales {
             Scales::Fixed(offset) => {
@@ -101,41 +222,14 @@ unsafe fn pair_of(scales: Scales, at: *const u8, supers: *const u8, lanes: usize
     }
 }
 
-/// Unpacks nibbles: those of step j are the low ones of line j, those of step j + 4 its high ones. `finish` makes codes of
-/// the nibbles of a step and a half of the line.
-#[inline(always)]
-unsafe fn by_nibbles(packed: *const u8, group: &mut Group, finish: impl Fn(__m256i, usize, usize) -> __m256i) {
-    // SAFETY: the caller of `group` guarantees this.
-    unsafe {
-        let mask = _mm256_set1_epi8(15);
-        for step in 0..STEPS / 2 {
-            for half in 0..2 {
-                let at = half * LINE / 2;
-                let both = _mm256_loadu_si256(packed.add(step * LINE + at).cast());
-                let low = _mm256_and_si256(both, mask);
-                let high = _mm256_and_si256(_mm256_srli_epi16::<4>(both), mask);
-                for (step, codes) in [(step, low), (step + STEPS / 2, high)] {
-                    let to = group.codes[step].as_mut_ptr().add(at).cast();
-                    _mm256_storeu_si256(to, finish(codes, step, half));
-                }
-            }
-        }
-    }
-}
-
 /// Adds the fifth bits, a mask of 64 for each step.
 #[inline(always)]
 unsafe fn fifth(codes: __m256i, uppers: *const u8, step: usize, half: usize) -> __m256i {
-    // SAFETY: the caller of `group` guarantees this.
+    // SAFETY: the caller of `step` guarantees this.
     unsafe {
         let bits = uppers.add(step * 8 + half * 4).cast::<i32>().read_unaligned();
         // Each byte gets the byte of the mask that has its bit, then only that bit.
-        let order = _mm256_setr_epi64x(
-            0,
-            0x0101_0101_0101_0101,
-            0x0202_0202_0202_0202,
-            0x0303_0303_0303_0303,
-        );
+        let order = _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
         let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
         let spread = _mm256_shuffle_epi8(_mm256_set1_epi32(bits), order);
         let set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit);
@@ -146,7 +240,7 @@ unsafe fn fifth(codes: __m256i, uppers: *const u8, step: usize, half: usize) -> 
 /// Adds the two upper bits: those of step j are in register j % 2, from bit j / 2 · 2 on.
 #[inline(always)]
 unsafe fn sixth(codes: __m256i, uppers: *const u8, step: usize, half: usize) -> __m256i {
-    // SAFETY: the caller of `group` guarantees this.
+    // SAFETY: the caller of `step` guarantees this.
     unsafe {
         let uppers = _mm256_loadu_si256(uppers.add(step % 2 * LINE + half * LINE / 2).cast());
         // The bits move to bits 4 and 5; bits from the neighbouring byte are next to them and are masked.
@@ -163,14 +257,14 @@ unsafe fn sixth(codes: __m256i, uppers: *const u8, step: usize, half: usize) -> 
 /// Reads eight f16, from element `from` on.
 #[inline(always)]
 unsafe fn halves(at: *const u8, from: usize) -> __m256 {
-    // SAFETY: the caller of `group` guarantees this.
+    // SAFETY: the caller of `step` guarantees this.
     unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.add(2 * from).cast())) }
 }
 
 /// Reads eight bytes.
 #[inline(always)]
 unsafe fn bytes(at: *const u8) -> __m256 {
-    // SAFETY: the caller of `group` guarantees this.
+    // SAFETY: the caller of `step` guarantees this.
     unsafe { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(at.cast()))) }
 }
 

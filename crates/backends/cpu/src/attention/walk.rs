@@ -1,0 +1,58 @@
+//! The loop over the keys of a block of rows.
+
+/// Distance of the prefetched keys from the keys that are read, in blocks.
+pub(super) const AHEAD: usize = 2;
+
+/// The loop over a block's keys, which is the same for f32 and bf16 and for every width of registers: `$score` processes a
+/// block of keys, `$weigh` and `$narrow` a row's weights, `$gather` a block of values. It is a macro because the compiler
+/// does not always inline closures that hold registers.
+macro_rules! walk {
+    ($isa:expr, $block:ident, $rows:ident, $score:expr, $weigh:path, $narrow:expr, $gather:expr) => {{
+        let Block { mut keys, sees, starts, softcap, weights, narrow_weights, out, partial, .. } = $block;
+        let count = sees.len();
+        // Rows that do not exist repeat the first.
+        let sees: [(usize, usize); $rows] = std::array::from_fn(|r| sees[if r < count { r } else { 0 }]);
+        let first = sees.iter().map(|see| see.0).min().unwrap_or(0);
+        let last = sees.iter().map(|see| see.1).max().unwrap_or(0);
+        let mut running: [Running; $rows] = std::array::from_fn(|r| starts[if r < count { r } else { 0 }]);
+        out.fill(0.0);
+        for tile in first / KEYS..=last / KEYS {
+            let blocks = tile * (KEYS / BLOCK)..((tile + 1) * (KEYS / BLOCK)).min(last / BLOCK + 1);
+            keys.enter($isa, blocks.clone());
+            for (index, block) in blocks.clone().enumerate() {
+                // Values are needed after all keys of the tile.
+                let ahead =
+                    (keys.block((block + $crate::attention::walk::AHEAD).min(blocks.end - 1)).0, keys.block(block).1);
+                $score(keys.block(block).0, ahead, &mut *weights, index * BLOCK);
+            }
+            let len = blocks.len() * BLOCK;
+            let mut fades = [0.0; $rows];
+            for r in 0..$rows {
+                let scores = &mut weights[r][..len];
+                if let Some((scales, _)) = keys.scales() {
+                    $isa.multiply(scores, scales);
+                }
+                if let Some(cap) = softcap {
+                    $isa.softcap(scores, cap);
+                }
+                visible(scores, tile * KEYS, sees[r]);
+                fades[r] = $weigh(scores, &mut running[r]);
+                if let Some((_, scales)) = keys.scales() {
+                    $isa.multiply(scores, scales);
+                }
+                $narrow(&*scores, &mut narrow_weights[r]);
+            }
+            for (index, block) in blocks.enumerate() {
+                let values = whole(&keys, block, partial);
+                let fades = if index == 0 { fades } else { [1.0; $rows] };
+                $gather(values, &*weights, &*narrow_weights, index * BLOCK, &fades, count, &mut *out);
+            }
+        }
+        let width = out.len() / count;
+        for (out, running) in out.chunks_mut(width).zip(&running) {
+            $isa.scale(out, 1.0 / running.sum);
+        }
+    }};
+}
+
+pub(super) use walk;

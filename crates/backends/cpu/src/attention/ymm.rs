@@ -1,0 +1,147 @@
+//! The kernel with AVX2 for several rows at once. It computes the same sums as [`super::plain`] and widens a key or value
+//! once for a few rows.
+
+use std::arch::x86_64::*;
+
+use super::plain::{Running, visible, weigh, whole};
+use super::walk::walk;
+use super::{Block, KEYS, ROWS};
+use crate::Isa;
+use crate::kv::{BLOCK, CHUNK};
+
+/// Number of elements of a register.
+const LANES: usize = 8;
+
+/// Computes attention of up to half of [`ROWS`] rows in f32.
+///
+/// # Safety
+/// AVX2 and FMA must be available.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn attend(block: Block<'_>) {
+    // SAFETY: the caller guarantees this.
+    unsafe {
+        match block.sees.len() {
+            1 => rows::<1>(block),
+            2 => rows::<2>(block),
+            3 => rows::<3>(block),
+            4 => rows::<4>(block),
+            5 | 6 => rows::<6>(block),
+            _ => rows::<{ ROWS / 2 }>(block),
+        }
+    }
+}
+
+/// Computes `R` rows. Rows that do not exist repeat the first.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn rows<const R: usize>(block: Block<'_>) {
+    let count = block.sees.len();
+    let (q, width) = (block.q, block.q.len() / count);
+    let q: [&[f32]; R] = std::array::from_fn(|r| &q[if r < count { r } else { 0 } * width..][..width]);
+    // SAFETY: the caller guarantees this; every row has as many pairs as a key, weights have room for a tile, and the
+    // output has as many chunks as a value.
+    unsafe {
+        walk!(
+            Isa::Avx2,
+            block,
+            R,
+            |keys, _, weights: &mut [[f32; KEYS]; ROWS], at| {
+                // The sums of four rows fill the registers.
+                match R {
+                    6 => {
+                        score::<3>(&q[..3], keys, &mut weights[..3], at);
+                        score::<3>(&q[3..], keys, &mut weights[3..], at);
+                    }
+                    8 => {
+                        score::<4>(&q[..4], keys, &mut weights[..4], at);
+                        score::<4>(&q[4..], keys, &mut weights[4..], at);
+                    }
+                    _ => score::<R>(&q, keys, &mut weights[..], at),
+                }
+            },
+            weigh::<true>,
+            |_: &[f32], _: &mut [u16; KEYS]| {},
+            |values, weights: &[[f32; KEYS]; ROWS], _: &[[u16; KEYS]; ROWS], at, fades: &[f32; R], count, out| {
+                gather(values, weights, at, fades, count, out)
+            }
+        );
+    }
+}
+
+/// Returns the low halves of eight words of two bf16, as f32, and the high halves.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn widened(words: *const u32) -> [__m256; 2] {
+    // SAFETY: the caller has eight words.
+    let words = unsafe { _mm256_loadu_si256(words.cast()) };
+    let high = _mm256_and_si256(words, _mm256_set1_epi32(0xffff_0000_u32 as i32));
+    [_mm256_castsi256_ps(_mm256_slli_epi32::<16>(words)), _mm256_castsi256_ps(high)]
+}
+
+/// Writes the rows' scores with the sixteen keys of a block to `weights[..][at..]`.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn score<const R: usize>(q: &[&[f32]], keys: &[u32], weights: &mut [[f32; KEYS]], at: usize) {
+    assert!(q.len() >= R && weights.len() >= R && at + BLOCK <= KEYS);
+    for half in 0..BLOCK / LANES {
+        let (mut even, mut odd) = ([_mm256_setzero_ps(); R], [_mm256_setzero_ps(); R]);
+        for (pair, words) in keys.as_chunks::<BLOCK>().0.iter().enumerate() {
+            // SAFETY: a block has two registers of words; rows are as long as all pairs.
+            unsafe {
+                let [low, high] = widened(words.as_ptr().add(half * LANES));
+                for r in 0..R {
+                    let q = q.get_unchecked(r).as_ptr().add(2 * pair);
+                    even[r] = _mm256_fmadd_ps(_mm256_broadcast_ss(&*q), low, even[r]);
+                    odd[r] = _mm256_fmadd_ps(_mm256_broadcast_ss(&*q.add(1)), high, odd[r]);
+                }
+            }
+        }
+        for r in 0..R {
+            // SAFETY: there is room for a block, as asserted.
+            unsafe {
+                let out = weights[r].as_mut_ptr().add(at + half * LANES);
+                _mm256_storeu_ps(out, _mm256_add_ps(even[r], odd[r]));
+            }
+        }
+    }
+}
+
+/// Scales the rows' accumulated output by its factor and adds a block's values, one pair of slots after the other.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn gather<const R: usize>(
+    values: &[u32],
+    weights: &[[f32; KEYS]; ROWS],
+    at: usize,
+    fades: &[f32; R],
+    count: usize,
+    out: &mut [f32],
+) {
+    let width = out.len() / count;
+    assert!(R <= ROWS && at + BLOCK <= KEYS && values.len() >= width * BLOCK / 2);
+    for (chunk, words) in values.as_chunks::<CHUNK>().0.as_chunks::<{ BLOCK / 2 }>().0.iter().enumerate() {
+        for half in 0..CHUNK / LANES {
+            let at_out = chunk * CHUNK + half * LANES;
+            let mut sums = [_mm256_setzero_ps(); R];
+            // SAFETY: an existing row has as many chunks as a value, and every row has a tile's weights.
+            unsafe {
+                for r in 0..R {
+                    if r < count {
+                        let sum = _mm256_loadu_ps(out.as_ptr().add(r * width + at_out));
+                        sums[r] = _mm256_mul_ps(sum, _mm256_set1_ps(fades[r]));
+                    }
+                }
+                for (pair, words) in words.iter().enumerate() {
+                    let [low, high] = widened(words.as_ptr().add(half * LANES));
+                    for r in 0..R {
+                        let weight = weights[r].as_ptr().add(at + 2 * pair);
+                        sums[r] = _mm256_fmadd_ps(_mm256_broadcast_ss(&*weight), low, sums[r]);
+                        sums[r] = _mm256_fmadd_ps(_mm256_broadcast_ss(&*weight.add(1)), high, sums[r]);
+                    }
+                }
+                for (r, sum) in sums.into_iter().enumerate().take(count) {
+                    _mm256_storeu_ps(out.as_mut_ptr().add(r * width + at_out), sum);
+                }
+            }
+        }
+    }
+}
