@@ -15,13 +15,13 @@ use crate::activation::TILE;
 use crate::memory::Lines;
 use crate::rows::{GROUP, LOW_BITS};
 use crate::weights::{Codes, HALVES_OFFSET, Kind, Layout, PANEL, STEPS};
-use read::{Bytewise, Eight, Five, Four, Fp4, GroupScales, OneHalf, ReadCodes, Six, Steps, Stored};
+use read::{Bytewise, Eight, Five, Four, Fp4, GroupScales, ReadCodes, Six, Steps, Stored};
 
 /// Number of output rows in a register, of which a panel needs two.
 const LANES: usize = 8;
 
-/// Number of rows that are multiplied with a register of codes: their sums fill the registers.
-const ROWS: usize = 4;
+/// Number of rows that are multiplied at once: their sums, and a step's codes and inputs, fill the registers.
+const ROWS: usize = 2;
 
 /// Size of a group of a row in bytes: high and low parts, or integers of 16 bits.
 const ROW_BYTES: usize = 2 * GROUP;
@@ -32,11 +32,7 @@ trait Multiply {
     ///
     /// # Safety
     /// The instruction set must be available, and each address must have [`ROW_BYTES`] bytes.
-    unsafe fn dots<const HALVES: usize, const N: usize>(
-        codes: &impl Steps<HALVES>,
-        rows: [*const u8; N],
-        steps: Range<usize>,
-    ) -> [[__m256i; N]; HALVES];
+    unsafe fn dots<const N: usize>(codes: &impl Steps, rows: [*const u8; N], steps: Range<usize>) -> [[__m256i; N]; 2];
 }
 
 /// Bytes times the high and the low parts, pairs of products in 16 bits. The sum of `PAUSE` products of the high parts
@@ -69,14 +65,10 @@ struct Vnni<const COARSE: bool>;
 
 impl<const PAUSE: usize, const COARSE: bool> Multiply for Bytes<PAUSE, COARSE> {
     #[inline(always)]
-    unsafe fn dots<const HALVES: usize, const N: usize>(
-        codes: &impl Steps<HALVES>,
-        rows: [*const u8; N],
-        steps: Range<usize>,
-    ) -> [[__m256i; N]; HALVES] {
+    unsafe fn dots<const N: usize>(codes: &impl Steps, rows: [*const u8; N], steps: Range<usize>) -> [[__m256i; N]; 2] {
         // SAFETY: the caller guarantees this.
         unsafe {
-            let zeros = [[_mm256_setzero_si256(); N]; HALVES];
+            let zeros = [[_mm256_setzero_si256(); N]; 2];
             let (mut dots, mut low) = (zeros, zeros);
             for from in steps.clone().step_by(PAUSE) {
                 let mut high = zeros;
@@ -84,7 +76,7 @@ impl<const PAUSE: usize, const COARSE: bool> Multiply for Bytes<PAUSE, COARSE> {
                     let codes = codes.step(step);
                     for r in 0..N {
                         let a = four(rows[r], step);
-                        for h in 0..HALVES {
+                        for h in 0..2 {
                             high[h][r] = _mm256_add_epi16(high[h][r], _mm256_maddubs_epi16(codes[h], a));
                         }
                         if COARSE {
@@ -92,12 +84,12 @@ impl<const PAUSE: usize, const COARSE: bool> Multiply for Bytes<PAUSE, COARSE> {
                         }
                         // Low parts are at most 8 in magnitude: their sums need no pause.
                         let a = four(rows[r], STEPS + step);
-                        for h in 0..HALVES {
+                        for h in 0..2 {
                             low[h][r] = _mm256_add_epi16(low[h][r], _mm256_maddubs_epi16(codes[h], a));
                         }
                     }
                 }
-                for h in 0..HALVES {
+                for h in 0..2 {
                     for r in 0..N {
                         let products = _mm256_madd_epi16(high[h][r], _mm256_set1_epi16(1 << LOW_BITS));
                         dots[h][r] = _mm256_add_epi32(dots[h][r], products);
@@ -105,7 +97,7 @@ impl<const PAUSE: usize, const COARSE: bool> Multiply for Bytes<PAUSE, COARSE> {
                 }
             }
             if !COARSE {
-                for h in 0..HALVES {
+                for h in 0..2 {
                     for r in 0..N {
                         let products = _mm256_madd_epi16(low[h][r], _mm256_set1_epi16(1));
                         dots[h][r] = _mm256_add_epi32(dots[h][r], products);
@@ -119,19 +111,15 @@ impl<const PAUSE: usize, const COARSE: bool> Multiply for Bytes<PAUSE, COARSE> {
 
 impl Multiply for Words {
     #[inline(always)]
-    unsafe fn dots<const HALVES: usize, const N: usize>(
-        codes: &impl Steps<HALVES>,
-        rows: [*const u8; N],
-        steps: Range<usize>,
-    ) -> [[__m256i; N]; HALVES] {
+    unsafe fn dots<const N: usize>(codes: &impl Steps, rows: [*const u8; N], steps: Range<usize>) -> [[__m256i; N]; 2] {
         // SAFETY: the caller guarantees this.
         unsafe {
-            let mut dots = [[_mm256_setzero_si256(); N]; HALVES];
+            let mut dots = [[_mm256_setzero_si256(); N]; 2];
             for step in steps {
                 let codes = codes.step(step);
                 for (index, order) in PAIRS.iter().enumerate() {
                     let order = _mm256_load_si256(order.0.as_ptr().cast());
-                    for h in 0..HALVES {
+                    for h in 0..2 {
                         let pair = _mm256_shuffle_epi8(codes[h], order);
                         for r in 0..N {
                             let products = _mm256_madd_epi16(pair, four(rows[r], 2 * step + index));
@@ -147,32 +135,28 @@ impl Multiply for Words {
 
 impl<const COARSE: bool> Multiply for Vnni<COARSE> {
     #[inline(always)]
-    unsafe fn dots<const HALVES: usize, const N: usize>(
-        codes: &impl Steps<HALVES>,
-        rows: [*const u8; N],
-        steps: Range<usize>,
-    ) -> [[__m256i; N]; HALVES] {
+    unsafe fn dots<const N: usize>(codes: &impl Steps, rows: [*const u8; N], steps: Range<usize>) -> [[__m256i; N]; 2] {
         // SAFETY: the caller guarantees this.
         unsafe {
-            let zeros = [[_mm256_setzero_si256(); N]; HALVES];
+            let zeros = [[_mm256_setzero_si256(); N]; 2];
             let (mut high, mut low) = (zeros, zeros);
             for step in steps {
                 let codes = codes.step(step);
                 for r in 0..N {
                     let a = four(rows[r], step);
-                    for h in 0..HALVES {
+                    for h in 0..2 {
                         high[h][r] = _mm256_dpbusd_avx_epi32(high[h][r], codes[h], a);
                     }
                     if COARSE {
                         continue;
                     }
                     let a = four(rows[r], STEPS + step);
-                    for h in 0..HALVES {
+                    for h in 0..2 {
                         low[h][r] = _mm256_dpbusd_avx_epi32(low[h][r], codes[h], a);
                     }
                 }
             }
-            for h in 0..HALVES {
+            for h in 0..2 {
                 for r in 0..N {
                     high[h][r] = _mm256_add_epi32(_mm256_slli_epi32::<{ LOW_BITS as i32 }>(high[h][r]), low[h][r]);
                 }
@@ -342,15 +326,13 @@ unsafe fn tile<C: ReadCodes, M: Multiply>(
             }
             for (index, results) in whole.iter_mut().enumerate() {
                 let first = index * ROWS;
-                let rows: [Row; ROWS] = [row(first), row(first + 1), row(first + 2), row(first + 3)];
-                for half in 0..2 {
-                    add_group::<M, 1, ROWS>(&OneHalf { codes: &codes, half }, half, &scales, &rows, results);
-                }
+                let rows: [Row; ROWS] = [row(first), row(first + 1)];
+                add_group::<M, ROWS>(&codes, &scales, &rows, results);
             }
             for (index, result) in single.iter_mut().enumerate() {
                 let rows = [row(whole.len() * ROWS + index)];
                 let stored = Stored { panel, layout, group, codes: PhantomData::<C> };
-                add_group::<M, 2, 1>(&stored, 0, &scales, &rows, std::array::from_mut(result));
+                add_group::<M, 1>(&stored, &scales, &rows, std::array::from_mut(result));
             }
         }
     }
@@ -366,11 +348,10 @@ struct Row {
     totals: [i32; 2],
 }
 
-/// Adds the products of a group to the results of `HALVES` registers of output rows, of which `first` is the first.
+/// Adds the products of a group to the results.
 #[inline(always)]
-unsafe fn add_group<M: Multiply, const HALVES: usize, const N: usize>(
-    codes: &impl Steps<HALVES>,
-    first: usize,
+unsafe fn add_group<M: Multiply, const N: usize>(
+    codes: &impl Steps,
     scales: &GroupScales,
     rows: &[Row; N],
     results: &mut [[f32; PANEL]; N],
@@ -384,15 +365,15 @@ unsafe fn add_group<M: Multiply, const HALVES: usize, const N: usize>(
         let dots = match &scales.factors {
             None => M::dots(codes, addresses, 0..STEPS),
             Some(factors) => {
-                let mut dots = [[_mm256_setzero_si256(); N]; HALVES];
+                let mut dots = [[_mm256_setzero_si256(); N]; 2];
                 for (part, factors) in factors.iter().enumerate() {
                     let steps = part * STEPS / 2..(part + 1) * STEPS / 2;
                     let products = M::dots(codes, addresses, steps);
                     for r in 0..N {
                         let offset = _mm256_set1_epi32(HALVES_OFFSET * rows[r].totals[part]);
-                        for h in 0..HALVES {
+                        for h in 0..2 {
                             let product = _mm256_sub_epi32(products[h][r], offset);
-                            let product = _mm256_mullo_epi32(product, factors[first + h]);
+                            let product = _mm256_mullo_epi32(product, factors[h]);
                             dots[h][r] = _mm256_add_epi32(dots[h][r], product);
                         }
                     }
@@ -402,11 +383,11 @@ unsafe fn add_group<M: Multiply, const HALVES: usize, const N: usize>(
         };
         for (h, dots) in dots.into_iter().enumerate() {
             for r in 0..N {
-                let result = results[r].as_mut_ptr().add((first + h) * LANES);
-                let scale = _mm256_mul_ps(scales.scales[first + h], _mm256_set1_ps(rows[r].scale));
+                let result = results[r].as_mut_ptr().add(h * LANES);
+                let scale = _mm256_mul_ps(scales.scales[h], _mm256_set1_ps(rows[r].scale));
                 let mut sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[r]), scale, _mm256_loadu_ps(result));
                 if scales.factors.is_none() {
-                    sum = _mm256_fmadd_ps(scales.minima[first + h], _mm256_set1_ps(rows[r].sum), sum);
+                    sum = _mm256_fmadd_ps(scales.minima[h], _mm256_set1_ps(rows[r].sum), sum);
                 }
                 _mm256_storeu_ps(result, sum);
             }

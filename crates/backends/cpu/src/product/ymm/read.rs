@@ -31,25 +31,22 @@ impl Bytewise {
     }
 }
 
-/// Codes of a group, in `HALVES` registers a step. It is a trait because the compiler does not inline every closure that
+/// Codes of a group, two registers a step. It is a trait because the compiler does not inline every closure that
 /// returns registers.
-pub(super) trait Steps<const HALVES: usize> {
+pub(super) trait Steps {
     /// # Safety
     /// AVX2 must be available, and there must be this step.
-    unsafe fn step(&self, step: usize) -> [__m256i; HALVES];
+    unsafe fn step(&self, step: usize) -> [__m256i; 2];
 }
 
-/// Unpacked codes of one half of the output rows.
-pub(super) struct OneHalf<'a> {
-    pub(super) codes: &'a Bytewise,
-    pub(super) half: usize,
-}
-
-impl Steps<1> for OneHalf<'_> {
+impl Steps for Bytewise {
     #[inline(always)]
-    unsafe fn step(&self, step: usize) -> [__m256i; 1] {
+    unsafe fn step(&self, step: usize) -> [__m256i; 2] {
         // SAFETY: the caller guarantees this; a line has two registers.
-        unsafe { [_mm256_load_si256(self.codes.0.get_unchecked(step).as_ptr().add(self.half * LINE / 2).cast())] }
+        unsafe {
+            let line = self.0.get_unchecked(step).as_ptr();
+            [_mm256_load_si256(line.cast()), _mm256_load_si256(line.add(LINE / 2).cast())]
+        }
     }
 }
 
@@ -61,7 +58,7 @@ pub(super) struct Stored<'a, C> {
     pub(super) codes: PhantomData<C>,
 }
 
-impl<C: ReadCodes> Steps<2> for Stored<'_, C> {
+impl<C: ReadCodes> Steps for Stored<'_, C> {
     #[inline(always)]
     unsafe fn step(&self, step: usize) -> [__m256i; 2] {
         // SAFETY: the caller guarantees this.
