@@ -7,6 +7,7 @@ mod pinning;
 mod rendezvous;
 
 use std::any::Any;
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,10 +23,31 @@ struct Region(*const (dyn Fn(Worker<'_>) + Sync));
 // SAFETY: the closure is `Sync`, and the pointer is dereferenced only while `Pool::run` holds the closure.
 unsafe impl Send for Region {}
 
-/// A counter in a separate cache line.
+/// The number of pieces taken from a thread's part of the work, in the stages between two barriers.
+///
+/// There are two numbers, for stages in turn. During a stage, nobody takes from the other number: the stage before has
+/// ended, and the next begins only once this thread has arrived. So the thread can set it to zero, and no thread has to
+/// do this for all.
 #[derive(Default)]
-#[repr(align(64))]
-struct Counter(AtomicUsize);
+// Processors fetch lines of 64 bytes in pairs.
+#[repr(align(128))]
+struct Taken([AtomicUsize; 2]);
+
+impl Taken {
+    /// Takes a piece, if any of `count` is left.
+    fn take(&self, turn: usize, count: usize) -> Option<usize> {
+        let taken = &self.0[turn];
+        // A load leaves the line with all its readers, which an addition would take from them for nothing.
+        if taken.load(Ordering::Relaxed) >= count {
+            return None;
+        }
+        Some(taken.fetch_add(1, Ordering::Relaxed)).filter(|&piece| piece < count)
+    }
+
+    fn clear(&self, turn: usize) {
+        self.0[turn].store(0, Ordering::Relaxed);
+    }
+}
 
 struct State {
     threads: usize,
@@ -35,8 +57,8 @@ struct State {
     begun: Generation,
     /// The region; `None` ends the threads.
     region: Mutex<Option<Region>>,
-    /// Number of pieces taken from each thread's part of the work between two barriers.
-    drawn: Box<[Counter]>,
+    /// What has been taken of each thread's part of the work.
+    taken: Box<[Taken]>,
     /// Payload of a thread's panic.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
@@ -52,6 +74,8 @@ pub(crate) struct Pool {
 pub(crate) struct Worker<'a> {
     state: &'a State,
     index: usize,
+    /// Which of the numbers in [`Taken`] the current stage uses.
+    turn: &'a Cell<usize>,
 }
 
 impl Pool {
@@ -64,7 +88,7 @@ impl Pool {
             barrier: Rendezvous::new(threads),
             begun: Generation::default(),
             region: Mutex::new(None),
-            drawn: (0..threads).map(|_| Counter::default()).collect(),
+            taken: (0..threads).map(|_| Taken::default()).collect(),
             panic: Mutex::new(None),
         });
         let places = pinning::places(threads);
@@ -98,7 +122,7 @@ impl Pool {
         // below.
         let region: *const (dyn Fn(Worker<'_>) + Sync + 'static) = unsafe { std::mem::transmute(work as *const _) };
         *lock(&state.region) = Some(Region(region));
-        state.draw_anew();
+        state.taken.iter().for_each(|taken| (0..2).for_each(|turn| taken.clear(turn)));
         state.begun.advance();
         state.take_part(0, work);
         state.barrier.reset();
@@ -131,13 +155,10 @@ impl State {
         }
     }
 
-    /// Marks all work as undone. Must be called while no thread takes any.
-    fn draw_anew(&self) {
-        self.drawn.iter().for_each(|counter| counter.0.store(0, Ordering::Relaxed));
-    }
-
     fn take_part(&self, index: usize, work: &(dyn Fn(Worker<'_>) + Sync)) {
-        let outcome = catch_unwind(AssertUnwindSafe(|| flushing_denormals(|| work(Worker { state: self, index }))));
+        let turn = &Cell::new(0);
+        let worker = Worker { state: self, index, turn };
+        let outcome = catch_unwind(AssertUnwindSafe(|| flushing_denormals(|| work(worker))));
         if let Err(panic) = outcome {
             lock(&self.panic).get_or_insert(panic);
             self.barrier.abandon();
@@ -159,9 +180,12 @@ impl Worker<'_> {
     /// Waits until every thread has reached the barrier. Writes before the barrier are visible after it. If another
     /// thread has panicked, this one silently leaves the region too, because its input is missing.
     pub(crate) fn barrier(&self) {
-        if !self.state.barrier.meet(|| self.state.draw_anew()) {
+        if !self.state.barrier.meet() {
             resume_unwind(Box::new("another thread has panicked"));
         }
+        let ended = self.turn.get();
+        self.turn.set(1 - ended);
+        self.state.taken[self.index].clear(ended);
     }
 
     /// Runs the pieces `0..count` of work, each once, together with the other threads, each of which must call this
@@ -174,12 +198,11 @@ impl Worker<'_> {
         let start = |thread: usize| thread * count / threads;
         for thread in (self.index..threads).chain(0..self.index) {
             let (start, end) = (start(thread), start(thread + 1));
-            loop {
-                let index = start + self.state.drawn[thread].0.fetch_add(1, Ordering::Relaxed);
-                if index >= end {
-                    break;
-                }
-                piece(index);
+            if start == end {
+                continue;
+            }
+            while let Some(index) = self.state.taken[thread].take(self.turn.get(), end - start) {
+                piece(start + index);
             }
         }
     }
@@ -250,6 +273,30 @@ mod tests {
                     }
                 });
                 assert!(done.iter().all(|x| x.load(Ordering::Relaxed) == round * 5));
+            }
+        }
+    }
+
+    #[test]
+    fn a_thread_does_its_own_pieces_first_and_in_order() {
+        let mut pool = Pool::new(4).unwrap();
+        for count in [0, 1, 3, 4, 7, 200] {
+            let orders = Mutex::new(Vec::new());
+            pool.run(&|worker| {
+                for _ in 0..3 {
+                    let mut order = Vec::new();
+                    worker.share(count, |piece| order.push(piece));
+                    lock(&orders).push((worker.index, order));
+                    worker.barrier();
+                }
+            });
+            let orders = orders.into_inner().unwrap();
+            assert_eq!(orders.iter().map(|(_, order)| order.len()).sum::<usize>(), 3 * count);
+            for (index, order) in orders {
+                let own = index * count / 4..(index + 1) * count / 4;
+                let ahead = order.iter().take_while(|piece| own.contains(piece)).count();
+                assert!(order[..ahead].is_sorted());
+                assert!(order[ahead..].iter().all(|piece| !own.contains(piece)));
             }
         }
     }

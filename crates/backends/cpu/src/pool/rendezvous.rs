@@ -89,13 +89,12 @@ impl Rendezvous {
         }
     }
 
-    /// Waits for the others. The last to arrive runs `last` first. Returns `false` if one of them will never arrive.
+    /// Waits for the others. Returns `false` if one of them will never arrive.
     #[must_use]
-    pub(crate) fn meet(&self, last: impl FnOnce()) -> bool {
+    pub(crate) fn meet(&self) -> bool {
         let seen = self.met.current();
         if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.threads {
             self.arrived.store(0, Ordering::Relaxed);
-            last();
             self.met.advance();
             return true;
         }
