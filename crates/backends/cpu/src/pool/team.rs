@@ -117,7 +117,8 @@ impl Pool {
         state.begun.advance();
         state.take_part(0, work);
         state.barrier.leave(0);
-        if let Some(panic) = lock(&state.panic).take() {
+        let panic = lock(&state.panic).take();
+        if let Some(panic) = panic {
             resume_unwind(panic);
         }
     }
