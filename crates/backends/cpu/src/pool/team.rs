@@ -1,0 +1,200 @@
+//! The team of threads and its regions.
+
+use std::any::Any;
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::ptr::null_mut;
+
+use super::denormals::flushing_denormals;
+use super::pinning;
+use super::rendezvous::{Generation, Rendezvous, lock};
+use super::sync::{Arc, AtomicPtr, AtomicUsize, Builder, JoinHandle, Mutex, Ordering};
+
+/// Closure of a region, with any lifetime.
+type Region<'a> = &'a (dyn Fn(Worker<'_>) + Sync);
+
+/// The number of pieces taken from a thread's part of the work, in the stages between two barriers.
+///
+/// There are two numbers, for stages in turn. During a stage, nobody takes from the other number: the stage before has
+/// ended, and the next begins only once this thread has arrived. So the thread can set it to zero, and no thread has to
+/// do this for all.
+// Processors fetch lines of 64 bytes in pairs.
+#[repr(align(128))]
+struct Taken([AtomicUsize; 2]);
+
+impl Taken {
+    fn new() -> Self {
+        Self([AtomicUsize::new(0), AtomicUsize::new(0)])
+    }
+
+    /// Takes a piece, if any of `count` is left.
+    fn take(&self, turn: usize, count: usize) -> Option<usize> {
+        let taken = &self.0[turn];
+        // A load leaves the line with all its readers, which an addition would take from them for nothing.
+        if taken.load(Ordering::Relaxed) >= count {
+            return None;
+        }
+        Some(taken.fetch_add(1, Ordering::Relaxed)).filter(|&piece| piece < count)
+    }
+
+    fn clear(&self, turn: usize) {
+        self.0[turn].store(0, Ordering::Relaxed);
+    }
+}
+
+struct State {
+    threads: usize,
+    /// Barrier inside a region.
+    barrier: Rendezvous,
+    /// Generation that advances when a region begins.
+    begun: Generation,
+    /// The region, which `Pool::run` keeps alive until all threads have left it; null ends the threads.
+    region: AtomicPtr<Region<'static>>,
+    /// What has been taken of each thread's part of the work.
+    taken: Box<[Taken]>,
+    /// Payload of a thread's panic.
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+/// A team of threads, including the caller's.
+pub(crate) struct Pool {
+    state: Arc<State>,
+    others: Vec<JoinHandle<()>>,
+}
+
+/// One thread in a region.
+#[derive(Clone, Copy)]
+pub(crate) struct Worker<'a> {
+    state: &'a State,
+    pub(super) index: usize,
+    /// Which of the numbers in [`Taken`] the current stage uses.
+    turn: &'a Cell<usize>,
+}
+
+impl Pool {
+    /// Creates a team of `threads`, at least one. If there are as many as processors that this process may use, each
+    /// thread but the caller's is pinned to a processor.
+    pub(crate) fn new(threads: usize) -> std::io::Result<Self> {
+        let threads = threads.max(1);
+        let state = Arc::new(State {
+            threads,
+            barrier: Rendezvous::new(threads),
+            begun: Generation::new(),
+            region: AtomicPtr::new(null_mut()),
+            taken: (0..threads).map(|_| Taken::new()).collect(),
+            panic: Mutex::new(None),
+        });
+        let places = pinning::places(threads);
+        let mut pool = Self { state, others: Vec::with_capacity(threads - 1) };
+        for index in 1..threads {
+            let state = Arc::clone(&pool.state);
+            let place = places.as_ref().and_then(|places| places.get(index).copied());
+            let name = format!("octavo-cpu-{index}");
+            pool.others.push(Builder::new().name(name).spawn(move || {
+                if let Some(place) = place {
+                    pinning::pin(place);
+                }
+                state.serve(index);
+            })?);
+        }
+        Ok(pool)
+    }
+
+    /// Returns the number of threads in the team.
+    pub(crate) fn threads(&self) -> usize {
+        self.state.threads
+    }
+
+    /// Runs `work` on every thread and returns when all have finished.
+    ///
+    /// # Panics
+    /// Panics if `work` panics on a thread; the others then leave the region at their next barrier.
+    pub(crate) fn run(&mut self, work: Region<'_>) {
+        let state = &*self.state;
+        let region = &raw const work;
+        state.region.store(region.cast_mut().cast(), Ordering::Relaxed);
+        state.taken.iter().for_each(|taken| (0..2).for_each(|turn| taken.clear(turn)));
+        state.begun.advance();
+        state.take_part(0, work);
+        state.barrier.leave(0);
+        let panic = lock(&state.panic).take();
+        if let Some(panic) = panic {
+            resume_unwind(panic);
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.state.region.store(null_mut(), Ordering::Relaxed);
+        self.state.begun.advance();
+        for thread in self.others.drain(..) {
+            // A thread catches the panics of its regions.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl State {
+    /// Serves regions on a thread other than the caller's.
+    fn serve(&self, index: usize) {
+        let mut seen = 0;
+        loop {
+            seen = self.begun.wait_beyond(seen);
+            let region = self.region.load(Ordering::Relaxed);
+            if region.is_null() {
+                return;
+            }
+            // SAFETY: `begun` made the pointer visible, and `Pool::run` returns only after this thread has left.
+            self.take_part(index, unsafe { *region });
+            self.barrier.leave(index);
+        }
+    }
+
+    fn take_part(&self, index: usize, work: Region<'_>) {
+        let turn = &Cell::new(0);
+        let worker = Worker { state: self, index, turn };
+        let outcome = catch_unwind(AssertUnwindSafe(|| flushing_denormals(|| work(worker))));
+        if let Err(panic) = outcome {
+            lock(&self.panic).get_or_insert(panic);
+            self.barrier.abandon();
+        }
+    }
+}
+
+impl Worker<'_> {
+    /// Returns the number of threads of the region.
+    pub(crate) fn threads(&self) -> usize {
+        self.state.threads
+    }
+
+    /// Waits until every thread has reached the barrier. Writes before the barrier are visible after it. If another
+    /// thread has panicked, this one silently leaves the region too, because its input is missing.
+    pub(crate) fn barrier(&self) {
+        if !self.state.barrier.meet(self.index) {
+            resume_unwind(Box::new("another thread has panicked"));
+        }
+        let ended = self.turn.get();
+        self.turn.set(1 - ended);
+        self.state.taken[self.index].clear(ended);
+    }
+
+    /// Runs the pieces `0..count` of work, each once, together with the other threads, each of which must call this
+    /// with the same count. Only one such call may occur between two barriers.
+    ///
+    /// Each thread begins with adjacent pieces of its own, in order, so that it reads weights sequentially and finds in
+    /// its cache the rows that it wrote a stage before. Then it helps the others.
+    pub(crate) fn share(&self, count: usize, mut piece: impl FnMut(usize)) {
+        let threads = self.state.threads;
+        let start = |thread: usize| thread * count / threads;
+        for thread in (self.index..threads).chain(0..self.index) {
+            let (start, end) = (start(thread), start(thread + 1));
+            if start == end {
+                continue;
+            }
+            while let Some(index) = self.state.taken[thread].take(self.turn.get(), end - start) {
+                piece(start + index);
+            }
+        }
+    }
+}
