@@ -135,7 +135,7 @@ pub(crate) struct ModelArgs {
 
     /// Instruction set of the CPU kernels [default: the best available].
     ///
-    /// One of portable, avx2, avx512, avx512-bf16 and amx.
+    /// One of portable, avx2, avx-vnni, avx512, avx512-bf16 and amx.
     #[arg(long, value_name = "ISA")]
     pub(crate) cpu_isa: Option<Isa>,
 
