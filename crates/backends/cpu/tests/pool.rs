@@ -105,19 +105,21 @@ fn panic(pool: &mut Pool, culprit: usize) {
     memory.assert_all(1);
 }
 
-/// The third stage takes pieces with the numbers of the first.
+/// The third stage takes pieces with the numbers of the first. The second has more pieces, so that a number left from the
+/// first would not hide that it is cleared too late.
 #[test]
 fn two_threads_share_three_stages() {
     check(2, 2, |pool| {
-        let memory = Memory::new(2);
+        let (memory, more) = (Memory::new(2), Memory::new(4));
         pool.run(&|worker| {
             increment_together(worker, &memory);
             worker.barrier();
-            increment_together(worker, &memory);
+            increment_together(worker, &more);
             worker.barrier();
             increment_together(worker, &memory);
         });
-        memory.assert_all(3);
+        memory.assert_all(2);
+        more.assert_all(1);
     });
 }
 
