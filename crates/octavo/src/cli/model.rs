@@ -122,7 +122,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, default_value = "auto", value_name = "DTYPE")]
     pub(crate) kv_cache_dtype: String,
 
-    /// Number of compute threads [default: the available processors].
+    /// Number of compute threads [default: the available cores; the hardware threads of a core count once].
     #[arg(long, value_name = "N")]
     pub(crate) cpu_threads: Option<NonZeroUsize>,
 
