@@ -22,7 +22,9 @@ use std::cell::RefCell;
 
 use crate::activation::{Rows, Span, TILE};
 use crate::isa::{Isa, per_isa};
-use crate::memory::{LINE, Lines, Shared};
+#[cfg(target_arch = "x86_64")]
+use crate::memory::LINE;
+use crate::memory::{Lines, Shared};
 use crate::rows::GROUP;
 #[cfg(target_arch = "x86_64")]
 use crate::tiles::{self, Strided, Tiles};
@@ -119,6 +121,10 @@ impl Unpacked {
 
 thread_local! {
     static UNPACKED: RefCell<Unpacked> = RefCell::default();
+}
+
+#[cfg(target_arch = "x86_64")]
+thread_local! {
     /// Rows of a tile in 16 bits.
     static WORDS: RefCell<Lines<i16>> = RefCell::default();
 }
