@@ -230,7 +230,7 @@ impl<'a> Product<'a> {
                     return unsafe { ymm_tiles(isa, part, panels, input, rows, &mut store) };
                 }
                 if part.layout.kind.has_halves() {
-                    return quant_halves(isa, part, panels, &input, rows, &mut store);
+                    return quant_halves(part, panels, &input, rows, &mut store);
                 }
                 quant(isa, part, panels, &input, rows, &mut store);
             }
@@ -302,12 +302,6 @@ fn put_lanes(out: &mut [f32], result: &[f32; PANEL]) {
 
 per_isa! {
     plain;
-    /// Multiplies a tile of rows, from `first` on, with an unpacked panel.
-    fn multiply_integers(codes: &[u8], scales: &[f32], input: &Quant<'_>, first: usize, tile: &mut [[f32; PANEL]]);
-
-    /// Multiplies a tile of rows, from `first` on, with a panel whose groups have a scale for each half.
-    fn multiply_halves(panel: &[u8], layout: &Layout, input: &Quant<'_>, first: usize, tile: &mut [[f32; PANEL]]);
-
     /// Multiplies rows with a panel of f32, f16 or bf16.
     fn multiply_dense(kind: Kind, panel: &[u8], x: &[&[f32]], results: &mut [[f32; PANEL]]);
 }
@@ -416,12 +410,12 @@ fn quant(isa: Isa, part: &Part, panels: Range, input: &Quant<'_>, rows: Range, s
 }
 
 /// Multiplies any number of rows with panels of integers whose groups have a scale for each half.
-fn quant_halves(isa: Isa, part: &Part, panels: Range, input: &Quant<'_>, rows: Range, store: Store<'_>) {
+fn quant_halves(part: &Part, panels: Range, input: &Quant<'_>, rows: Range, store: Store<'_>) {
     let mut tile = Tile([[0.0; PANEL]; TILE]);
     for first in rows.clone().step_by(TILE) {
         let tile = &mut tile.0[..(rows.end - first).min(TILE)];
         for panel in panels.clone() {
-            isa.multiply_halves(part.panel(panel), &part.layout, input, first, tile);
+            plain::multiply_halves(part.panel(panel), &part.layout, input, first, tile);
             store(first, panel, tile);
         }
     }
@@ -433,7 +427,7 @@ fn multiply(isa: Isa, (codes, scales): (&[u8], &[f32]), input: &Quant<'_>, first
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the instruction set is available and its tiles are set up; there is room for whole tiles of rows.
         Isa::Amx => unsafe { amx::integers(codes, scales, input, first, tile) },
-        _ => isa.multiply_integers(codes, scales, input, first, tile),
+        _ => plain::multiply_integers(codes, scales, input, first, tile),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The kernels in plain Rust, compiled for every processor and for AVX2.
+//! The kernels in plain Rust. Those of integers serve processors without a kernel of their own.
 
 use half::f16;
 use octavo_ops::e8m0_halved;
@@ -82,8 +82,7 @@ fn joined(codes: &[i8; 2 * GROUP]) -> [i16; GROUP] {
 }
 
 /// Multiplies rows from `first` on with an unpacked panel.
-#[inline(always)]
-pub(super) fn multiply_integers<const FMA: bool>(
+pub(super) fn multiply_integers(
     codes: &[u8],
     scales: &[f32],
     input: &Quant<'_>,
@@ -106,8 +105,8 @@ pub(super) fn multiply_integers<const FMA: bool>(
                 }
             }
             for lane in 0..PANEL {
-                let scaled = fma::<FMA>(dots[lane] as f32, scales[lane] * a_scale, sums[lane]);
-                sums[lane] = fma::<FMA>(scales[PANEL + lane], a_sum, scaled);
+                let scaled = fma::<false>(dots[lane] as f32, scales[lane] * a_scale, sums[lane]);
+                sums[lane] = fma::<false>(scales[PANEL + lane], a_sum, scaled);
             }
         }
         *result = sums;
@@ -117,8 +116,7 @@ pub(super) fn multiply_integers<const FMA: bool>(
 /// Multiplies rows from `first` on with a panel in its stored layout whose groups have a scale for each half. The exact
 /// products of the halves times their factors are exact too, so a group has one number as in other formats, and no
 /// minimum.
-#[inline(always)]
-pub(super) fn multiply_halves<const FMA: bool>(
+pub(super) fn multiply_halves(
     panel: &[u8],
     layout: &Layout,
     input: &Quant<'_>,
@@ -148,7 +146,7 @@ pub(super) fn multiply_halves<const FMA: bool>(
                 }
             }
             for lane in 0..PANEL {
-                result[lane] = fma::<FMA>(dots[lane] as f32, scales[lane] * a_scale, result[lane]);
+                result[lane] = fma::<false>(dots[lane] as f32, scales[lane] * a_scale, result[lane]);
             }
         }
     }
