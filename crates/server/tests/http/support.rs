@@ -15,14 +15,14 @@ use octavo_server::{
     Shutdown, TextModel,
 };
 use octavo_telemetry::{Telemetry, TelemetryConfig, TraceConfig, Traces};
-use octavo_text::{ChatTemplate, ReasoningSyntax, Tokenizer, ToolSyntax};
+use octavo_text::{ChatTemplate, ReasoningSyntax, SpecialTokens, Tokenizer, ToolSyntax};
 use reqwest::{Client, RequestBuilder, Response};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use crate::vocabulary::TEMPLATE;
-pub use crate::vocabulary::{IM_END, VOCAB, WORDS, encoder_tokenizer, id, tokenizer};
+pub use crate::vocabulary::{IM_END, VOCAB, WORDS, id, tokenizer};
+use crate::vocabulary::{TEMPLATE, build};
 
 /// The ids of words.
 pub fn script(words: &[&str]) -> Option<Arc<[u32]>> {
@@ -447,4 +447,18 @@ pub fn joined(events: &[Value], index: u64) -> String {
     let choices = events.iter().flat_map(|event| event["choices"].as_array().unwrap());
     let own = choices.filter(|choice| choice["index"] == index);
     own.map(|choice| choice["delta"]["content"].as_str().or(choice["text"].as_str()).unwrap()).collect()
+}
+
+/// The usual tokenizer, which puts a text between `<|im_start|>` and `<|im_end|>` and adds another `<|im_end|>` after the
+/// second text of a pair, as BERT does it with `[CLS]` and `[SEP]`.
+fn encoder_tokenizer() -> Tokenizer {
+    let special = |token: &str, kind: u32| json!({"SpecialToken": {"id": token, "type_id": kind}});
+    let text = |name: &str, kind: u32| json!({"Sequence": {"id": name, "type_id": kind}});
+    let single = [special("<|im_start|>", 0), text("A", 0), special("<|im_end|>", 0)];
+    let second = [text("B", 1), special("<|im_end|>", 1)];
+    let tokens = ["<|im_start|>", "<|im_end|>"]
+        .map(|token| (token.to_owned(), json!({"id": token, "ids": [id(token)], "tokens": [token]})));
+    let (pair, tokens) = ([&single[..], &second[..]].concat(), Map::from_iter(tokens));
+    let template = json!({"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens});
+    build(&[], &template, SpecialTokens { pad: Some("<|endoftext|>".into()), ..SpecialTokens::default() })
 }

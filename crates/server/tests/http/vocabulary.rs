@@ -29,22 +29,8 @@ pub fn tokenizer(more: &[&str]) -> Tokenizer {
     build(more, &Value::Null, SpecialTokens { eos: Some("<|im_end|>".into()), ..SpecialTokens::default() })
 }
 
-/// The same tokenizer, which puts a text between `<|im_start|>` and `<|im_end|>` and adds another `<|im_end|>` after the
-/// second text of a pair, as BERT does it with `[CLS]` and `[SEP]`.
-#[allow(dead_code, reason = "not every test binary has pairs")]
-pub fn encoder_tokenizer() -> Tokenizer {
-    let special = |token: &str, kind: u32| json!({"SpecialToken": {"id": token, "type_id": kind}});
-    let text = |name: &str, kind: u32| json!({"Sequence": {"id": name, "type_id": kind}});
-    let single = [special("<|im_start|>", 0), text("A", 0), special("<|im_end|>", 0)];
-    let second = [text("B", 1), special("<|im_end|>", 1)];
-    let tokens = ["<|im_start|>", "<|im_end|>"]
-        .map(|token| (token.to_owned(), json!({"id": token, "ids": [id(token)], "tokens": [token]})));
-    let (pair, tokens) = ([&single[..], &second[..]].concat(), Map::from_iter(tokens));
-    let template = json!({"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens});
-    build(&[], &template, SpecialTokens { pad: Some("<|endoftext|>".into()), ..SpecialTokens::default() })
-}
-
-fn build(more: &[&str], post_processor: &Value, special: SpecialTokens) -> Tokenizer {
+/// Builds the tokenizer with a post-processor, which may be null.
+pub fn build(more: &[&str], post_processor: &Value, special: SpecialTokens) -> Tokenizer {
     let words = WORDS.iter().map(|word| word.bytes().map(symbol).collect());
     let added = SPECIALS.iter().chain(more).copied();
     let tokens: Vec<String> =
