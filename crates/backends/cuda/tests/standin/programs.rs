@@ -89,16 +89,18 @@ fn logits_at_real_sizes_are_near_the_naive_ones() {
     with_suite(&config(), 3e-4, 2e-5, |suite| suite.near_reference(&real_sizes(300), 12)).unwrap();
 }
 
-/// Tests each type on a chip that supports it: with other kernels for attention and products, and cuBLASLt for more
-/// than 16 rows.
+/// Each type of 16 bits on the chips that support it, with the worst and the mean error that its rounding allows.
+pub(crate) const SIXTEEN_BITS: [(usize, Dtype, f64, f64); 4] = [
+    (H200, Dtype::Bf16, 0.06, 0.01),
+    (L40S, Dtype::F16, 8e-3, 1.5e-3),
+    (V100, Dtype::F16, 8e-3, 1.5e-3),
+    (T4, Dtype::F16, 8e-3, 1.5e-3),
+];
+
+/// Tests each type with other kernels for attention and products, and cuBLASLt for more than 16 rows.
 #[test]
 fn sixteen_bits_are_as_near_as_their_rounding_allows() {
-    for (device, dtype, worst, mean) in [
-        (H200, Dtype::Bf16, 0.06, 0.01),
-        (L40S, Dtype::F16, 8e-3, 1.5e-3),
-        (V100, Dtype::F16, 8e-3, 1.5e-3),
-        (T4, Dtype::F16, 8e-3, 1.5e-3),
-    ] {
+    for (device, dtype, worst, mean) in SIXTEEN_BITS {
         let config = CudaConfig { device, dtype: Some(dtype), ..config() };
         for tokens in [1, 12, 40] {
             with_suite(&config, worst, mean, |suite| suite.near_reference(&wide(), tokens)).unwrap();

@@ -1,7 +1,7 @@
 //! Tests of models that return vectors: encoders of texts and embedders.
 
 use octavo_backend_cuda::testing::Control;
-use octavo_backend_cuda::testing::devices::{H200, L40S, T4, V100};
+use octavo_backend_cuda::testing::devices::{H200, V100};
 use octavo_backend_cuda::{CudaConfig, Dtype};
 use octavo_ops::testing::{Rounding, TinyTexts, text_models, windowed_texts};
 use octavo_ops::{Backend, PoolKind};
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use crate::common::{open, vectors, with_suite};
 use crate::config;
-use crate::programs::fitting;
+use crate::programs::{SIXTEEN_BITS, fitting};
 
 /// Returns the model with sizes that the kernels support. A classifier may still have any number of scores.
 fn fitting_texts(model: TinyTexts) -> TinyTexts {
@@ -47,13 +47,7 @@ fn long() -> CudaConfig {
 fn sixteen_bits_are_as_near_as_their_rounding_allows() {
     let classifier = TinyTexts { pool: Some(PoolKind::First), classes: Some(3), ..windowed_texts() };
     let everything = TinyTexts { window: None, norms_sums: true, gated: false, types: 2, ..windowed_texts() };
-    for (device, dtype, worst, mean) in [
-        (H200, Dtype::Bf16, 0.06, 0.01),
-        (L40S, Dtype::F16, 8e-3, 1.5e-3),
-        (V100, Dtype::F16, 8e-3, 1.5e-3),
-        (T4, Dtype::F16, 8e-3, 1.5e-3),
-        (H200, Dtype::F32, 3e-4, 2e-5),
-    ] {
+    for (device, dtype, worst, mean) in SIXTEEN_BITS.into_iter().chain([(H200, Dtype::F32, 3e-4, 2e-5)]) {
         let config = CudaConfig { device, dtype: Some(dtype), ..long() };
         for model in [&windowed_texts(), &classifier, &everything] {
             let near = |suite: &octavo_ops::testing::suite::Suite<'_>| {
