@@ -82,7 +82,6 @@ async fn a_second_signal_ends_it_now() {
     }
     // Within a second of the first it is the same signal.
     server.signal("TERM");
-    server.signal("INT");
     tokio::time::sleep(Duration::from_millis(1100)).await;
     assert_eq!(server.get("/live").await.0, 200);
     server.signal("TERM");
@@ -95,6 +94,14 @@ async fn an_idle_server_ends_at_sigint_without_the_lag() {
     server.signal("INT");
     // A shell that ends a group of processes sends a second one.
     server.signal("TERM");
+    assert_eq!(server.ended(Duration::from_secs(20)).await.code(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sigint_that_follows_a_sigterm_at_once_ends_the_lag() {
+    let mut server = Server::start(Path::new(OCTAVO), Path::new(TINY), &["--cpu-threads", "1", "--shutdown-lag", "60"]);
+    server.signal("TERM");
+    server.signal("INT");
     assert_eq!(server.ended(Duration::from_secs(20)).await.code(), Some(0));
 }
 

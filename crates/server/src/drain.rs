@@ -49,6 +49,11 @@ impl Shutdown {
         self.step(Phase::Closing);
     }
 
+    /// Ends the lag of a shutdown that has begun: a SIGINT came with the SIGTERM that began it.
+    pub fn skip_lag(&self) {
+        self.advance(Phase::Closing);
+    }
+
     fn step(&self, first: Phase) {
         self.phase.send_modify(|phase| {
             *phase = if *phase == Phase::Ready { first } else { Phase::Now };
@@ -82,10 +87,16 @@ impl Shutdown {
 
     /// Passes on the signals of `other`; returns after the second.
     pub(crate) async fn follow(&self, other: &Self) {
-        other.draining().await;
-        let first = *other.phase.borrow();
-        self.advance(first);
-        other.reached(Phase::Now).await;
+        let mut phases = other.phase.subscribe();
+        loop {
+            let phase = *phases.borrow_and_update();
+            if phase == Phase::Now {
+                return;
+            }
+            self.advance(phase);
+            // The sender lives in `other`, so the wait ends only by a change.
+            let _ = phases.changed().await;
+        }
     }
 
     fn advance(&self, to: Phase) {
@@ -134,6 +145,22 @@ mod tests {
         inner.closing().await;
         assert!(inner.is_draining() && !inner.is_ending() && !waiter.is_finished());
         outer.interrupt();
+        waiter.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_lag_that_has_begun_can_be_skipped() {
+        let (outer, inner) = (Shutdown::new(), Shutdown::new());
+        let waiter = tokio::spawn({
+            let (outer, inner) = (outer.clone(), inner.clone());
+            async move { inner.follow(&outer).await }
+        });
+        outer.signal();
+        inner.draining().await;
+        outer.skip_lag();
+        inner.closing().await;
+        assert!(!inner.is_ending() && !waiter.is_finished());
+        outer.signal();
         waiter.await.unwrap();
     }
 }

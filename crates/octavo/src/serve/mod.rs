@@ -337,7 +337,8 @@ fn block_size(args: &EngineArgs, backend: &dyn Backend) -> Result<usize> {
 /// whole group.
 const SAME_SIGNAL: Duration = Duration::from_secs(1);
 
-/// SIGTERM and SIGINT: the first begins the graceful shutdown, a later one ends the process at once.
+/// SIGTERM and SIGINT: the first begins the graceful shutdown, a later one ends the process at once. Of two that are one
+/// signal, the SIGINT counts, whichever is seen first: they reach a process that waits for a processor in any order.
 fn spawn_signals(shutdown: &Shutdown) -> Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate())?;
@@ -346,19 +347,22 @@ fn spawn_signals(shutdown: &Shutdown) -> Result<()> {
     tokio::spawn(async move {
         let mut first: Option<Instant> = None;
         loop {
-            let (name, begin): (_, fn(&Shutdown)) = tokio::select! {
-                // Of two signals at once, the one without a lag counts.
-                biased;
-                _ = interrupt.recv() => ("SIGINT", Shutdown::interrupt),
-                _ = terminate.recv() => ("SIGTERM", Shutdown::signal),
+            let interrupted = tokio::select! {
+                _ = interrupt.recv() => true,
+                _ = terminate.recv() => false,
             };
+            let name = if interrupted { "SIGINT" } else { "SIGTERM" };
             match first {
                 None => {
                     first = Some(Instant::now());
                     info!("{name} received: shutting down");
-                    begin(&shutdown);
+                    if interrupted { shutdown.interrupt() } else { shutdown.signal() }
                 }
-                Some(first) if first.elapsed() < SAME_SIGNAL => {}
+                Some(first) if first.elapsed() < SAME_SIGNAL => {
+                    if interrupted {
+                        shutdown.skip_lag();
+                    }
+                }
                 Some(_) => {
                     // The graceful shutdown was given up: whatever still loads or runs ends with the process.
                     warn!("{name} received again: ending now");
