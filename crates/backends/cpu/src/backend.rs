@@ -8,17 +8,18 @@ use octavo_ops::cost::ElementBytes;
 use octavo_ops::sampling::{SampleBatch, SampledToken, Sampler};
 use octavo_ops::{
     Backend, BackendError, DeviceProfile, EncodeBatch, KvGroup, Limits, Program, ProgramKind, Rows, StepBatch,
-    StorageType, WeightSource, check_block_counts, check_block_size, check_encoder,
+    WeightSource, check_block_counts, check_block_size, check_encoder,
 };
 
 use crate::activation::Activation;
 use crate::forward::{Forward, Memory, Scratch};
 use crate::kv::{self, BLOCK, KvCache, KvDtype};
+use crate::loaded::{self, Loaded};
 use crate::media::MediaCache;
-use crate::plan::{Loaded, Plan};
+use crate::plan::Plan;
 use crate::pool::{Pool, available_threads};
-use crate::weights::Matrix;
-use crate::{Isa, NAME, failed, weights};
+use crate::weights::{Matrix, WeightDtype};
+use crate::{Isa, NAME, failed};
 
 /// Supported numbers of tokens per KV block.
 const BLOCK_SIZES: &[usize] = &[BLOCK];
@@ -37,6 +38,8 @@ pub struct CpuConfig {
     pub threads: Option<usize>,
     /// Instruction set; by default the best available.
     pub isa: Option<Isa>,
+    /// Type in which weights of floating-point numbers are kept.
+    pub weights: WeightDtype,
     /// Element type of keys and values.
     pub kv: KvDtype,
     /// Whether activations that are multiplied with quantised weights are rounded to 8 bits instead of 12. This is up
@@ -48,6 +51,7 @@ pub struct CpuConfig {
 /// Runs programs on the processor's cores.
 pub struct CpuBackend {
     isa: Isa,
+    weight_dtype: WeightDtype,
     kv_dtype: KvDtype,
     coarse: bool,
     pool: Pool,
@@ -116,6 +120,7 @@ impl CpuBackend {
         let pool = Pool::new(threads).map_err(|error| failed(format!("cannot start {threads} threads: {error}")))?;
         Ok(Self {
             isa,
+            weight_dtype: config.weights,
             kv_dtype: config.kv,
             coarse: config.coarse_activations,
             pool,
@@ -191,13 +196,9 @@ impl CpuBackend {
             read += bytes as u64;
             progress(read);
         };
-        let loaded = Loaded::read(program, source, &mut self.pool, &mut advance)?;
-        for storage in StorageType::ALL {
-            let kept = weights::kept_as(storage);
-            let parts = || program.weights.iter().flat_map(|weight| &weight.parts);
-            if kept != storage && parts().any(|part| part.storage == storage) {
-                tracing::info!("weights in {storage} are kept as {kept}, which there are kernels for");
-            }
+        let loaded = Loaded::read(program, self.weight_dtype, source, &mut self.pool, &mut advance)?;
+        for (storage, kept) in loaded::conversions(program, self.weight_dtype) {
+            tracing::info!("weights in {storage} are kept as {kept}");
         }
         let plan = Plan::new(program, &loaded, self.isa, self.coarse)?;
         let activations =

@@ -25,6 +25,7 @@ mod forward;
 mod isa;
 mod kv;
 mod latent;
+mod loaded;
 mod media;
 mod memory;
 mod plan;
@@ -39,6 +40,7 @@ mod weights;
 pub use backend::{CpuBackend, CpuConfig};
 pub use isa::Isa;
 pub use kv::KvDtype;
+pub use weights::WeightDtype;
 
 /// Name of the backend for display and errors.
 const NAME: &str = "cpu";

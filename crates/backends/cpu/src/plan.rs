@@ -3,16 +3,16 @@
 use octavo_ops::{
     Act, BackendError, Buffer, BufferId, Element, Embed, EmbedTaps, ExpertLinear, GateRows, Glu, HeadLinear, HeadShape,
     InjectRows, KvPlace, LatentPost, Logits, NormKind, NormOp, Op, PoolRows, Program, QkNorm, QkvPost, Residual, Rope,
-    Route, Rows, WeightId, WeightSource,
+    Route, Rows, WeightId,
 };
 
 use crate::activation::Forms;
 use crate::attention::task_tokens;
 use crate::experts::{self, ExpertProduct};
 use crate::latent;
-use crate::pool::Pool;
+use crate::loaded::Loaded;
 use crate::rows::GROUP;
-use crate::weights::{self, Kind, Matrix};
+use crate::weights::Kind;
 use crate::{Isa, NAME};
 
 /// Work between two barriers.
@@ -134,104 +134,6 @@ pub(crate) struct Plan {
     pub(crate) forms: Vec<Forms>,
     /// Buffer that `Logits` writes, and the weight it reads.
     pub(crate) logits: Option<(BufferId, WeightId)>,
-}
-
-/// Form in which a weight is loaded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum WeightForm {
-    /// A matrix that is multiplied.
-    Matrix,
-    /// A matrix in f32: a router.
-    Exact,
-    /// A matrix for each of so many experts or heads.
-    Experts(usize),
-    /// Numbers that are read: norms, biases and attention sinks.
-    Vector,
-}
-
-/// Returns the form of each weight.
-fn weight_forms(program: &Program) -> Vec<WeightForm> {
-    let mut found = vec![WeightForm::Matrix; program.weights.len()];
-    for op in &program.ops {
-        let mut set = |id: WeightId, form| found[id.0] = form;
-        let vectors = match op {
-            Op::Norm(op) => vec![Some(op.weight), op.bias],
-            Op::Linear(op) => vec![op.bias],
-            Op::QkvPost(op) => op.norm.iter().flat_map(|norm| [Some(norm.q), Some(norm.k)]).collect(),
-            Op::HeadLinear(op) => {
-                set(op.weight, WeightForm::Experts(op.heads));
-                vec![]
-            }
-            Op::LatentPost(op) => vec![Some(op.norm)],
-            Op::PagedAttention(op) => vec![op.sinks],
-            Op::Route(op) => {
-                set(op.weight, WeightForm::Exact);
-                vec![op.bias, op.correction]
-            }
-            Op::ExpertLinear(op) => {
-                set(op.weight, WeightForm::Experts(op.experts));
-                vec![op.bias]
-            }
-            _ => vec![],
-        };
-        vectors.into_iter().flatten().for_each(|id| set(id, WeightForm::Vector));
-    }
-    found
-}
-
-/// A loaded weight.
-pub(crate) enum Loaded {
-    Matrix(Matrix),
-    Experts(Vec<Matrix>),
-    Vector(Vec<f32>),
-}
-
-impl Loaded {
-    /// Reads every weight of a program in its form. `progress` is called with the number of bytes read since the last
-    /// call.
-    pub(crate) fn read(
-        program: &Program,
-        source: &dyn WeightSource,
-        pool: &mut Pool,
-        progress: &mut dyn FnMut(usize),
-    ) -> Result<Vec<Self>, BackendError> {
-        let read = |(weight, form)| {
-            Ok(match form {
-                WeightForm::Vector => Self::Vector(weights::load_vector(weight, source, progress)?),
-                WeightForm::Matrix => Self::Matrix(weights::load(weight, source, pool, progress)?),
-                WeightForm::Exact => Self::Matrix(weights::load_exactly(weight, source, pool, progress)?),
-                WeightForm::Experts(count) => {
-                    Self::Experts(weights::load_experts(weight, count, source, pool, progress)?)
-                }
-            })
-        };
-        program.weights.iter().zip(weight_forms(program)).map(read).collect()
-    }
-
-    /// Returns the matrix of a weight that products or an embedding read.
-    pub(crate) fn factor(&self) -> &Matrix {
-        match self {
-            Self::Matrix(matrix) => matrix,
-            Self::Experts(_) | Self::Vector(_) => unreachable!("loaded as `weight_forms` says"),
-        }
-    }
-
-    /// Returns the matrix of each expert or head.
-    pub(crate) fn experts(&self) -> &[Matrix] {
-        match self {
-            Self::Experts(experts) => experts,
-            Self::Matrix(_) | Self::Vector(_) => unreachable!("loaded as `weight_forms` says"),
-        }
-    }
-
-    /// Returns all matrices; none of a vector.
-    pub(crate) fn matrices(&self) -> &[Matrix] {
-        match self {
-            Self::Matrix(matrix) => std::slice::from_ref(matrix),
-            Self::Experts(experts) => experts,
-            Self::Vector(_) => &[],
-        }
-    }
 }
 
 struct Planner<'a> {
@@ -571,13 +473,16 @@ fn index_of<T: PartialEq>(list: &mut Vec<T>, value: T) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use octavo_ops::WeightSource;
     use octavo_ops::testing::{TinyExperts, TinyModel};
 
     use super::*;
+    use crate::pool::Pool;
+    use crate::weights::WeightDtype;
 
     fn plan(program: &Program, source: &dyn WeightSource) -> Plan {
         let pool = &mut Pool::new(1).unwrap();
-        let loaded = Loaded::read(program, source, pool, &mut |_| {}).unwrap();
+        let loaded = Loaded::read(program, WeightDtype::AsStored, source, pool, &mut |_| {}).unwrap();
         Plan::new(program, &loaded, Isa::Portable, false).unwrap()
     }
 

@@ -2,7 +2,7 @@
 //! and have the same bits however the sequences are divided into steps.
 
 use octavo_backend_candle::CandleBackend;
-use octavo_backend_cpu::{CpuBackend, CpuConfig, Isa, KvDtype};
+use octavo_backend_cpu::{CpuBackend, CpuConfig, Isa, KvDtype, WeightDtype};
 use octavo_ops::testing::suite::{Suite, models, real_sizes};
 use octavo_ops::testing::{
     Reference, Rounding, TinyExperts, TinyLatent, TinyModel, image_models, large_images, models_with_experts,
@@ -12,7 +12,13 @@ use octavo_ops::{Backend, HeadShape, KvGroup, StorageType};
 use proptest::prelude::*;
 
 /// Configuration with keys and values in 8 bits.
-const INT8: CpuConfig = CpuConfig { threads: None, isa: None, kv: KvDtype::Int8, coarse_activations: false };
+const INT8: CpuConfig = CpuConfig {
+    threads: None,
+    isa: None,
+    weights: WeightDtype::AsStored,
+    kv: KvDtype::Int8,
+    coarse_activations: false,
+};
 
 /// Configuration with activations in 8 bits.
 const COARSE: CpuConfig = CpuConfig { coarse_activations: true, kv: KvDtype::Bf16, ..INT8 };

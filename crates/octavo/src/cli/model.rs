@@ -112,7 +112,9 @@ pub(crate) struct ModelArgs {
 
     /// Data type: auto, bfloat16, float16 or float32.
     ///
-    /// Applies to weights and activations on a GPU. `auto` is bfloat16, or float16 on GPUs without bfloat16 (Volta, Turing).
+    /// On a GPU it applies to weights and activations, and `auto` is bfloat16, or float16 on GPUs without bfloat16 (Volta,
+    /// Turing). On a processor it applies to weights that are not quantised, and `auto` keeps those in float32 as bfloat16
+    /// and the others as they are. Quantised weights are not affected.
     #[arg(long, value_enum, default_value_t = Dtype::Auto, hide_possible_values = true)]
     pub(crate) dtype: Dtype,
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 #[cfg(feature = "candle")]
 use octavo_backend_candle::CandleBackend;
-use octavo_backend_cpu::{CpuBackend, CpuConfig, KvDtype};
+use octavo_backend_cpu::{CpuBackend, CpuConfig, KvDtype, WeightDtype};
 use octavo_backend_cuda::{CudaBackend, CudaConfig, DeviceInfo, Memory, named_folders, probe};
 use octavo_engine::StepPlan;
 use octavo_models::ResolveOptions;
@@ -84,6 +84,16 @@ fn kv_dtype(name: &str) -> Result<KvDtype> {
     }
 }
 
+/// The type of floating-point weights on a processor.
+const fn weight_dtype(dtype: Dtype) -> WeightDtype {
+    match dtype {
+        Dtype::Auto => WeightDtype::Halves,
+        Dtype::Float32 => WeightDtype::F32,
+        Dtype::Float16 => WeightDtype::F16,
+        Dtype::Bfloat16 => WeightDtype::Bf16,
+    }
+}
+
 /// Chooses the device, and logs the choice with its reason.
 pub(crate) fn choose(args: &ComposeArgs) -> Result<Choice> {
     let gpu = match args.model.device {
@@ -105,6 +115,7 @@ pub(crate) fn choose(args: &ComposeArgs) -> Result<Choice> {
     Ok(Choice::Cpu(CpuConfig {
         threads: args.model.cpu_threads.map(usize::from),
         isa: args.model.cpu_isa,
+        weights: weight_dtype(args.model.dtype),
         kv: kv_dtype(&args.model.kv_cache_dtype)?,
         coarse_activations: args.model.cpu_activation_bits.as_deref() == Some("8"),
     }))
@@ -121,6 +132,9 @@ fn candle(args: &ComposeArgs) -> Result<Choice> {
         warn!(
             "--cpu-threads, --cpu-isa and --cpu-activation-bits have no effect: candle has its own kernels and threads"
         );
+    }
+    if args.model.dtype != Dtype::Auto {
+        warn!("--dtype has no effect: candle computes in float32");
     }
     for warning in without_effect(args) {
         warn!("{warning}");
@@ -184,10 +198,6 @@ fn without_effect(args: &ComposeArgs) -> Vec<&'static str> {
         (
             gpu_memory,
             "--gpu-memory-utilization has no effect: no GPU is used; use --kv-cache-memory-bytes to size the KV cache",
-        ),
-        (
-            args.model.dtype != Dtype::Auto,
-            "--dtype has no effect: weights keep their stored type and sums are float32; use --kv-cache-dtype to set the type of the KV cache",
         ),
         (
             args.engine.batch_invariant,

@@ -1,23 +1,30 @@
 use std::borrow::Cow;
 
+use half::{bf16, f16};
 use octavo_ops::testing::{MemoryWeights, TestRng, random_blocks};
 use octavo_ops::{StorageType, TensorData, Weight, WeightPart};
 
 use super::*;
 use crate::activation::{Activation, Forms};
 use crate::pool::Pool;
+use crate::weights::WeightDtype;
 
 /// Returns a random weight in two parts, of which the first is not a whole number of panels.
 fn matrix(storage: StorageType, cols: usize) -> Matrix {
     let mut rng = TestRng(3);
+    matrix_of(storage, cols, WeightDtype::AsStored, |rows| random_blocks(storage, rows * cols, 0.5, &mut rng))
+}
+
+/// Returns such a weight with the stored bytes of each part.
+fn matrix_of(storage: StorageType, cols: usize, dtype: WeightDtype, mut bytes: impl FnMut(usize) -> Vec<u8>) -> Matrix {
     let mut weights = MemoryWeights::default();
     let parts = [("a", 23), ("b", 70)].map(|(name, rows)| {
-        let bytes = Cow::Owned(random_blocks(storage, rows * cols, 0.5, &mut rng));
+        let bytes = Cow::Owned(bytes(rows));
         weights.tensors.insert(name.into(), TensorData { storage, shape: vec![rows, cols], bytes });
         WeightPart { tensor: name.into(), rows, storage, slab: None }
     });
     let weight = Weight { name: "w".into(), rows: 93, cols, parts: parts.into() };
-    crate::weights::load(&weight, &weights, &mut Pool::new(1).unwrap(), &mut |_| {}).unwrap()
+    crate::weights::load(&weight, dtype, &weights, &mut Pool::new(1).unwrap(), &mut |_| {}).unwrap()
 }
 
 /// Multiplies random rows with a whole matrix.
@@ -51,6 +58,51 @@ fn expected(matrix: &Matrix, cols: usize, rows: usize) -> Vec<f64> {
     }
     let dot = |x: &[f32], w: &[f32]| x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum::<f64>();
     x.iter().flat_map(|x| weights.iter().map(|w| dot(x, w))).collect()
+}
+
+#[test]
+fn floating_point_weights_are_kept_in_the_chosen_type() {
+    let encode = |storage, values: &[f32]| -> Vec<u8> {
+        match storage {
+            StorageType::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            StorageType::F16 => values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(),
+            _ => values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(),
+        }
+    };
+    let rounded = |storage, x: f32| match storage {
+        StorageType::F32 => x,
+        StorageType::F16 => f16::from_f32(x).to_f32(),
+        _ => bf16::from_f32(x).to_f32(),
+    };
+    let floats = [StorageType::F32, StorageType::F16, StorageType::BF16];
+    let chosen = [
+        (WeightDtype::AsStored, floats),
+        (WeightDtype::Halves, [StorageType::BF16, StorageType::F16, StorageType::BF16]),
+        (WeightDtype::F32, [StorageType::F32; 3]),
+        (WeightDtype::F16, [StorageType::F16; 3]),
+        (WeightDtype::Bf16, [StorageType::BF16; 3]),
+    ];
+    for (dtype, kept) in chosen {
+        // A row of an odd number of elements ends with half a pair.
+        for (cols, (storage, kept)) in
+            [64, 37].into_iter().flat_map(|cols| floats.into_iter().zip(kept).map(move |x| (cols, x)))
+        {
+            let mut rng = TestRng(7);
+            let values: Vec<f32> = (0..93 * cols).map(|_| rounded(storage, 3.0 * rng.signed())).collect();
+            let part = |rows: usize| if rows == 23 { &values[..23 * cols] } else { &values[23 * cols..] };
+            let converted = matrix_of(storage, cols, dtype, |rows| encode(storage, part(rows)));
+            let stored = matrix_of(kept, cols, WeightDtype::AsStored, |rows| encode(kept, part(rows)));
+            assert_eq!(converted.bytes(), stored.bytes());
+            let mut row = vec![0.0; cols];
+            for (index, values) in values.chunks(cols).enumerate() {
+                read_row(&converted, index, &mut row);
+                assert!(row.iter().zip(values).all(|(x, y)| *x == rounded(kept, *y)), "{dtype:?}, {storage}");
+            }
+            let (ours, theirs) =
+                (product(Isa::detect(), &converted, cols, 5), product(Isa::detect(), &stored, cols, 5));
+            assert_eq!(ours, theirs, "{dtype:?}, {storage}");
+        }
+    }
 }
 
 #[test]

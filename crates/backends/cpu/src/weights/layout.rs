@@ -3,7 +3,7 @@
 use octavo_ops::StorageType;
 
 use super::blocks::offset;
-use super::{Group, GroupScale, PANEL, kept_as};
+use super::{Group, GroupScale, PANEL};
 use crate::memory::LINE;
 use crate::rows::GROUP;
 
@@ -116,9 +116,10 @@ impl Scales {
 }
 
 impl Kind {
+    /// Returns the kind of a storage type in which weights are kept.
     fn of(storage: StorageType) -> Self {
-        let fixed = Scales::Fixed(offset(kept_as(storage)));
-        match kept_as(storage) {
+        let fixed = Scales::Fixed(offset(storage));
+        match storage {
             StorageType::Q4_0 => Self::Quant(Codes::Four, fixed),
             StorageType::Q4_1 => Self::Quant(Codes::Four, Scales::Two),
             StorageType::Q5_0 => Self::Quant(Codes::Five, fixed),
@@ -141,7 +142,7 @@ impl Kind {
 }
 
 impl Layout {
-    /// Returns the layout for a checkpoint's storage type; `None` if the size overflows.
+    /// Returns the layout for a storage type in which weights are kept; `None` if the size overflows.
     pub(crate) fn new(storage: StorageType, cols: usize) -> Option<Self> {
         let kind = Kind::of(storage);
         let lines = |bytes: usize| bytes.checked_next_multiple_of(LINE);

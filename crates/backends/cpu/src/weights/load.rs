@@ -7,7 +7,7 @@ use octavo_ops::{BackendError, StorageType, TensorData, Weight, WeightPart, Weig
 
 use super::blocks::{GroupScale, group, half_at, q2k, to_q8};
 use super::layout::{Kind, Layout};
-use super::{Matrix, PANEL, Part};
+use super::{Matrix, PANEL, Part, WeightDtype, kept_as};
 use crate::memory::{Lines, Shared};
 use crate::pool::Pool;
 use crate::rows::GROUP;
@@ -19,6 +19,7 @@ const SUPER: usize = 256;
 /// call.
 pub(crate) fn load(
     weight: &Weight,
+    dtype: WeightDtype,
     source: &dyn WeightSource,
     pool: &mut Pool,
     progress: &mut dyn FnMut(usize),
@@ -26,7 +27,7 @@ pub(crate) fn load(
     let mut parts: Vec<Part> = Vec::with_capacity(weight.parts.len());
     let mut first = 0;
     for part in &weight.parts {
-        let mut empty = room(weight, part, first)?;
+        let mut empty = room(weight, part, dtype, first)?;
         let data = part.read(weight.cols, source)?;
         repack(&mut empty, weight.cols, &data, pool);
         parts.push(empty);
@@ -63,7 +64,7 @@ pub(crate) fn load_exactly(
 ) -> Result<Matrix, BackendError> {
     let (storage, rows) = (StorageType::F32, weight.rows);
     let whole = WeightPart { tensor: weight.name.clone(), rows, storage, slab: None };
-    let mut part = room(weight, &whole, 0)?;
+    let mut part = room(weight, &whole, WeightDtype::AsStored, 0)?;
     let values = load_vector(weight, source, progress)?;
     let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
     let data = TensorData { storage, shape: vec![rows, weight.cols], bytes: Cow::Owned(bytes) };
@@ -75,6 +76,7 @@ pub(crate) fn load_exactly(
 pub(crate) fn load_experts(
     weight: &Weight,
     count: usize,
+    dtype: WeightDtype,
     source: &dyn WeightSource,
     pool: &mut Pool,
     progress: &mut dyn FnMut(usize),
@@ -86,14 +88,14 @@ pub(crate) fn load_experts(
         cols: weight.cols,
         parts: parts.to_vec(),
     };
-    weight.parts.chunks(each.max(1)).map(|parts| load(&expert(parts), source, pool, progress)).collect()
+    weight.parts.chunks(each.max(1)).map(|parts| load(&expert(parts), dtype, source, pool, progress)).collect()
 }
 
 /// Allocates a part of zeros. This happens before the checkpoint is read, so that a part that is too large fails
 /// immediately.
-fn room(weight: &Weight, part: &WeightPart, first: usize) -> Result<Part, BackendError> {
+fn room(weight: &Weight, part: &WeightPart, dtype: WeightDtype, first: usize) -> Result<Part, BackendError> {
     let what = || format!("weight '{}'", weight.name);
-    let layout = Layout::new(part.storage, weight.cols);
+    let layout = Layout::new(kept_as(part.storage, dtype), weight.cols);
     let bytes = layout.and_then(|layout| part.rows.div_ceil(PANEL).checked_mul(layout.bytes));
     match (layout, bytes) {
         (Some(layout), Some(bytes)) => Ok(Part { first, rows: part.rows, layout, data: Lines::zeroed(bytes, what)? }),
@@ -121,29 +123,50 @@ fn repack(part: &mut Part, cols: usize, data: &TensorData<'_>, pool: &mut Pool) 
 /// Writes up to sixteen rows of a checkpoint, contiguous in `bytes`, into their panel. `values` is scratch memory for
 /// one row.
 fn put_rows(layout: &Layout, storage: StorageType, panel: &mut [u8], bytes: &[u8], values: &mut [f32]) {
-    let row_bytes = storage.bytes_for(values.len()).unwrap_or_default();
+    let cols = values.len();
+    let row_bytes = storage.bytes_for(cols).unwrap_or_default();
     if row_bytes == 0 {
         return;
     }
-    let rows = bytes.chunks_exact(row_bytes).enumerate();
     match layout.kind {
-        Kind::F32 => put_plain::<4>(panel, bytes, row_bytes),
-        Kind::F16 => put_plain::<2>(panel, bytes, row_bytes),
+        Kind::F32 => put_plain::<4>(panel, &floats(layout.kind, storage, bytes), 4 * cols),
+        Kind::F16 => put_plain::<2>(panel, &floats(layout.kind, storage, bytes), 2 * cols),
         // Elements are stored in pairs; the last element of an odd row is half a pair.
         Kind::Bf16 => {
-            put_plain::<4>(panel, bytes, row_bytes);
-            for (row, bytes) in rows {
+            let bytes = floats(layout.kind, storage, bytes);
+            put_plain::<4>(panel, &bytes, 2 * cols);
+            for (row, bytes) in bytes.chunks_exact(2 * cols).enumerate() {
                 if let (pairs, [low, high]) = bytes.as_chunks::<4>() {
                     panel[(pairs.len() * PANEL + row) * 4..][..2].copy_from_slice(&[*low, *high]);
                 }
             }
         }
         Kind::Quant(..) => {
-            for (row, bytes) in rows {
+            for (row, bytes) in bytes.chunks_exact(row_bytes).enumerate() {
                 put_groups(layout, storage, panel, row, bytes, values);
             }
         }
     }
+}
+
+/// Returns floating-point numbers in the type of `kind`, rounded to nearest.
+fn floats(kind: Kind, storage: StorageType, bytes: &[u8]) -> Cow<'_, [u8]> {
+    let stored = match storage {
+        StorageType::F32 => Kind::F32,
+        StorageType::F16 => Kind::F16,
+        _ => Kind::Bf16,
+    };
+    if kind == stored {
+        return Cow::Borrowed(bytes);
+    }
+    let mut values = vec![0.0; bytes.len() / storage.block_bytes()];
+    read_row(storage, bytes, &mut values);
+    let values = values.into_iter();
+    Cow::Owned(match kind {
+        Kind::F16 => values.flat_map(|x| f16::from_f32(x).to_le_bytes()).collect(),
+        Kind::Bf16 => values.flat_map(|x| bf16::from_f32(x).to_le_bytes()).collect(),
+        Kind::F32 | Kind::Quant(..) => values.flat_map(f32::to_le_bytes).collect(),
+    })
 }
 
 /// Writes a row of integers into its panel.

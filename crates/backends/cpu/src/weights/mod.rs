@@ -70,9 +70,34 @@ impl Part {
     }
 }
 
-/// Returns the storage type used here for a storage type: the same, or the nearest one with kernels.
-pub(crate) fn kept_as(storage: StorageType) -> StorageType {
+/// Type in which weights of floating-point numbers are kept in memory. Quantised weights, norms, biases and routers are
+/// not affected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WeightDtype {
+    /// The type in the checkpoint.
+    #[default]
+    AsStored,
+    /// Sixteen bits: f32 is kept as bf16, and the others as they are stored.
+    Halves,
+    /// f32.
+    F32,
+    /// f16; what is too large becomes infinite.
+    F16,
+    /// bf16.
+    Bf16,
+}
+
+/// Returns the storage type in which weights of a storage type are kept: the same, the nearest one with kernels, or for
+/// floating-point numbers the one of `dtype`.
+pub(crate) fn kept_as(storage: StorageType, dtype: WeightDtype) -> StorageType {
     match storage {
+        StorageType::F32 | StorageType::F16 | StorageType::BF16 => match dtype {
+            WeightDtype::Halves if storage == StorageType::F32 => StorageType::BF16,
+            WeightDtype::AsStored | WeightDtype::Halves => storage,
+            WeightDtype::F32 => StorageType::F32,
+            WeightDtype::F16 => StorageType::F16,
+            WeightDtype::Bf16 => StorageType::BF16,
+        },
         // Sixteen weights have a separate minimum; 8 bits per weight represent all its values.
         StorageType::Q2K => StorageType::Q8_0,
         // The target has the same scales and more bits, so nothing is lost.
