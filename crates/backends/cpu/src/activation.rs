@@ -2,7 +2,7 @@
 
 use crate::Isa;
 use crate::memory::{Lines, Shared};
-use crate::rows::{GROUP, QuantRow};
+use crate::rows::{GROUP, LANES, QuantRow};
 
 /// Number of rows in a tile. Memory is allocated for whole tiles, so that a kernel may read rows that do not exist.
 pub(crate) const TILE: usize = 16;
@@ -41,9 +41,22 @@ pub(crate) struct Activation {
     bf16: Lines<u16>,
 }
 
-/// Returns the number of elements of a row in bf16, with inputs padded to whole tiles.
+/// Returns the number of elements from a row in f32 to the next.
+fn plain_stride(cols: usize) -> usize {
+    odd_lines(cols, LANES)
+}
+
+/// Returns the number of elements from a row in bf16 to the next; it has room for whole tiles.
 fn bf16_stride(cols: usize) -> usize {
-    cols.next_multiple_of(GROUP)
+    odd_lines(cols, GROUP)
+}
+
+/// Returns the elements of an odd number of lines that hold `cols` elements.
+///
+/// A product writes the same columns of many rows. With a power of two from one to the next, all of them would fall into
+/// the same few sets of the cache.
+fn odd_lines(cols: usize, line: usize) -> usize {
+    (cols.div_ceil(line) | 1) * line
 }
 
 impl Activation {
@@ -54,7 +67,7 @@ impl Activation {
     /// Allocates memory for `rows` rows.
     pub(crate) fn reserve(&mut self, rows: usize) {
         let rows = rows.next_multiple_of(TILE);
-        self.plain.reserve_zeroed(rows * self.cols);
+        self.plain.reserve_zeroed(rows * plain_stride(self.cols));
         if self.forms.quant {
             self.codes.reserve_zeroed(rows * 2 * self.cols);
             self.scales.reserve_zeroed(rows * (self.cols / GROUP));
@@ -66,9 +79,15 @@ impl Activation {
         }
     }
 
-    /// Returns the first rows in f32, concatenated.
-    pub(crate) fn rows(&self, count: usize) -> &[f32] {
-        &self.plain[..count * self.cols]
+    /// Returns a row in f32.
+    pub(crate) fn row(&self, row: usize) -> &[f32] {
+        &self.plain[row * plain_stride(self.cols)..][..self.cols]
+    }
+
+    /// Appends the first rows in f32 to `out`.
+    pub(crate) fn append_rows(&self, count: usize, out: &mut Vec<f32>) {
+        out.reserve(count * self.cols);
+        (0..count).for_each(|row| out.extend_from_slice(self.row(row)));
     }
 
     /// Returns access for the threads of a region.
@@ -163,23 +182,14 @@ impl Rows {
     /// The conditions of the type apply: no thread may write these elements while the result is in use.
     pub(crate) unsafe fn read<'a>(&self, span: Span) -> &'a [f32] {
         // SAFETY: the caller guarantees this.
-        unsafe { self.plain.view(span.row * self.cols + span.from, span.len) }
+        unsafe { self.plain.view(span.row * plain_stride(self.cols) + span.from, span.len) }
     }
 
     /// # Safety
     /// The conditions of the type apply: no other code may use these elements while the result is in use.
     pub(crate) unsafe fn write<'a>(&self, span: Span) -> &'a mut [f32] {
         // SAFETY: the caller guarantees this.
-        unsafe { self.plain.part(span.row * self.cols + span.from, span.len) }
-    }
-
-    /// Returns `count` rows in f32, from row `from` on.
-    ///
-    /// # Safety
-    /// The conditions of the type apply: no thread may write these rows while the result is in use.
-    pub(crate) unsafe fn read_rows<'a>(&self, from: usize, count: usize) -> &'a [f32] {
-        // SAFETY: the caller guarantees this.
-        unsafe { self.plain.view(from * self.cols, count * self.cols) }
+        unsafe { self.plain.part(span.row * plain_stride(self.cols) + span.from, span.len) }
     }
 
     /// Returns all rows as integers, including rows that do not exist.
@@ -222,7 +232,7 @@ impl Rows {
         }
         let (rows, groups) = ([row, source], self.cols / GROUP);
         if plain {
-            copy(self.plain, from.plain, rows, self.cols);
+            copy(self.plain, from.plain, rows, plain_stride(self.cols));
         }
         if self.forms.quant {
             copy(self.codes, from.codes, rows, 2 * self.cols);

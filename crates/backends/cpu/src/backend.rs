@@ -326,10 +326,10 @@ impl Backend for CpuBackend {
         let out = &mut self.tokens;
         out.clear();
         let Some((logits, head)) = plan.logits else { return Ok(()) };
-        let (logits, head) = (activations[logits.0].rows(found), weights[head.0].factor());
+        let (logits, head) = (&activations[logits.0], weights[head.0].factor());
         let (rows, vocab, scratch) = (batch.rows, program.vocab_size, &self.scratch);
         let sample = |row: usize| {
-            let logits = &logits[row * vocab..][..vocab];
+            let logits = logits.row(row);
             let largest = rows[row].wants_the_largest().then(|| scratch.argmax(head, row, found, logits)).flatten();
             match largest {
                 Some(id) => SampledToken { id, logprobs: None },
@@ -366,14 +366,18 @@ impl Backend for CpuBackend {
         out.clear();
         if let Some(id) = program.embedding() {
             debug_assert_eq!(program.buffers[id.0].rows, Rows::Pooled);
-            out.extend_from_slice(activations[id.0].rows(self.pooled));
+            activations[id.0].append_rows(self.pooled, out);
         }
         Ok(())
     }
 
     fn logits(&self) -> Result<Vec<f32>, BackendError> {
         let Model { plan, activations, .. } = self.model()?;
-        Ok(plan.logits.map_or(&[][..], |(id, _)| activations[id.0].rows(self.sampled)).to_vec())
+        let mut logits = Vec::new();
+        if let Some((id, _)) = plan.logits {
+            activations[id.0].append_rows(self.sampled, &mut logits);
+        }
+        Ok(logits)
     }
 
     fn copy_blocks(&mut self, group: usize, pairs: &[(u32, u32)]) -> Result<(), BackendError> {

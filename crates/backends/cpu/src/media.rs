@@ -92,7 +92,9 @@ impl Forward<'_> {
         worker.share(self.batch.tokens() / factor, |row| {
             // SAFETY: the caller guarantees this; the row belongs to this thread.
             unsafe {
-                out.write(out.span(row)).copy_from_slice(input.read_rows(row * factor, factor));
+                for (index, part) in out.write(out.span(row)).chunks_exact_mut(input.cols).enumerate() {
+                    part.copy_from_slice(input.read(input.span(row * factor + index)));
+                }
                 out.prepare(self.isa, out.span(row));
             }
         });

@@ -246,8 +246,8 @@ impl<'a> Product<'a> {
             }
             _ => {
                 // SAFETY: the caller guarantees this.
-                let input = unsafe { self.input.read_rows(0, rows.end) };
-                dense(isa, part, panels, (input, self.input.cols), rows, &mut store);
+                let input = |row: usize| unsafe { self.input.read(self.input.span(row)) };
+                dense(isa, part, panels, input, rows, &mut store);
             }
         }
     }
@@ -499,12 +499,12 @@ fn bf16_tiles(_: &Part, _: Range, _: (&[u16], usize), _: Range, _: Store<'_>) {
 }
 
 /// Multiplies rows in f32 with panels that are not integers.
-fn dense(isa: Isa, part: &Part, panels: Range, (input, cols): (&[f32], usize), rows: Range, store: Store<'_>) {
+fn dense<'a>(isa: Isa, part: &Part, panels: Range, input: impl Fn(usize) -> &'a [f32], rows: Range, store: Store<'_>) {
     const ROWS: usize = 4;
     let mut results = [[[0.0; PANEL]; ROWS]; PIECE_PANELS];
     for first in rows.clone().step_by(ROWS) {
         let count = (rows.end - first).min(ROWS);
-        let x: [&[f32]; ROWS] = std::array::from_fn(|i| &input[(first + i.min(count - 1)) * cols..][..cols]);
+        let x: [&[f32]; ROWS] = std::array::from_fn(|i| input(first + i.min(count - 1)));
         let weights: [&[u8]; PIECE_PANELS] =
             std::array::from_fn(|i| part.panel((panels.start + i).min(panels.end - 1)));
         #[cfg(target_arch = "x86_64")]

@@ -45,7 +45,9 @@ fn product(isa: Isa, matrix: &Matrix, cols: usize, rows: usize) -> Vec<f32> {
     let product = Product { rows, ..Product::new(matrix, x, y) };
     // SAFETY: as above.
     (0..product.pieces()).for_each(|piece| unsafe { product.run(isa, piece) });
-    out.rows(rows).to_vec()
+    let mut results = Vec::new();
+    out.append_rows(rows, &mut results);
+    results
 }
 
 /// Computes the same rows in f64 from the matrix as it is read back.
