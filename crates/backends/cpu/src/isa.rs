@@ -8,6 +8,19 @@ use std::str::FromStr;
 pub enum Isa {
     /// Instructions of every processor, in plain Rust, also for Miri and sanitizers.
     Portable,
+    /// NEON with fused multiply-adds, which every 64-bit Arm processor has.
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    /// NEON with dot products of four 8-bit integers (`FEAT_DotProd`).
+    #[cfg(target_arch = "aarch64")]
+    Dotprod,
+    /// NEON with dot products and matrix products of 8-bit integers (`FEAT_I8MM`).
+    #[cfg(target_arch = "aarch64")]
+    I8mm,
+    /// The same with dot products of bf16 (`FEAT_BF16`): activations that are multiplied with bf16 weights are rounded to
+    /// bf16.
+    #[cfg(target_arch = "aarch64")]
+    I8mmBf16,
     /// AVX2, FMA and F16C.
     Avx2,
     /// AVX2 with AVX-VNNI: integer products in registers of 256 bits.
@@ -22,7 +35,16 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// All instruction sets, the simplest first.
+    /// All instruction sets of this architecture, the simplest first.
+    #[cfg(target_arch = "aarch64")]
+    pub const ALL: [Self; 5] = [Self::Portable, Self::Neon, Self::Dotprod, Self::I8mm, Self::I8mmBf16];
+
+    /// All instruction sets of this architecture, the simplest first.
+    #[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
+    pub const ALL: [Self; 1] = [Self::Portable];
+
+    /// All instruction sets of this architecture, the simplest first.
+    #[cfg(target_arch = "x86_64")]
     pub const ALL: [Self; 6] = [Self::Portable, Self::Avx2, Self::AvxVnni, Self::Avx512, Self::Avx512Bf16, Self::Amx];
 
     /// Returns the best instruction set of this machine.
@@ -30,8 +52,17 @@ impl Isa {
         Self::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Self::Portable)
     }
 
-    /// Returns whether bf16 is multiplied directly instead of being widened to f32.
+    /// Returns whether weights in bf16 are multiplied directly instead of being widened to f32.
     pub(crate) const fn multiplies_bf16(self) -> bool {
+        #[cfg(target_arch = "aarch64")]
+        if matches!(self, Self::I8mmBf16) {
+            return true;
+        }
+        self.attends_in_bf16()
+    }
+
+    /// Returns whether attention multiplies keys and values in bf16 directly.
+    pub(crate) const fn attends_in_bf16(self) -> bool {
         matches!(self, Self::Avx512Bf16 | Self::Amx)
     }
 
@@ -39,6 +70,14 @@ impl Isa {
     pub fn is_available(self) -> bool {
         match self {
             Self::Portable => true,
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => aarch64::has_neon(),
+            #[cfg(target_arch = "aarch64")]
+            Self::Dotprod => Self::Neon.is_available() && aarch64::has_dotprod(),
+            #[cfg(target_arch = "aarch64")]
+            Self::I8mm => Self::Dotprod.is_available() && aarch64::has_i8mm(),
+            #[cfg(target_arch = "aarch64")]
+            Self::I8mmBf16 => Self::I8mm.is_available() && aarch64::has_bf16(),
             Self::Avx2 => x86::has_avx2(),
             Self::AvxVnni => x86::has_avx2() && x86::has_avx_vnni(),
             Self::Avx512 => x86::has_avx2() && x86::has_avx512(),
@@ -51,6 +90,14 @@ impl Isa {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Portable => "portable",
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => "neon",
+            #[cfg(target_arch = "aarch64")]
+            Self::Dotprod => "dotprod",
+            #[cfg(target_arch = "aarch64")]
+            Self::I8mm => "i8mm",
+            #[cfg(target_arch = "aarch64")]
+            Self::I8mmBf16 => "i8mm-bf16",
             Self::Avx2 => "avx2",
             Self::AvxVnni => "avx-vnni",
             Self::Avx512 => "avx512",
@@ -99,6 +146,15 @@ macro_rules! per_isa {
             )*
         }
 
+        #[cfg(target_arch = "aarch64")]
+        mod aarch64 {
+            use super::*;
+            $(
+                #[target_feature(enable = "neon")]
+                pub(super) fn $name($($arg: $type),*) { $plain::$name::<true>($($arg),*) }
+            )*
+        }
+
         impl Isa {
             $(
                 $(#[$doc])*
@@ -112,6 +168,9 @@ macro_rules! per_isa {
                         #[cfg(target_arch = "x86_64")]
                         // SAFETY: as above.
                         Self::Avx512 | Self::Avx512Bf16 | Self::Amx => unsafe { avx512::$name($($arg),*) },
+                        #[cfg(target_arch = "aarch64")]
+                        // SAFETY: as above.
+                        Self::Neon | Self::Dotprod | Self::I8mm | Self::I8mmBf16 => unsafe { aarch64::$name($($arg),*) },
                         #[cfg(not(target_arch = "x86_64"))]
                         _ => $plain::$name::<false>($($arg),*),
                     }
@@ -183,6 +242,27 @@ mod x86 {
     }
 }
 
+#[cfg(target_arch = "aarch64")]
+mod aarch64 {
+    use std::arch::is_aarch64_feature_detected as has;
+
+    pub(super) fn has_neon() -> bool {
+        has!("neon")
+    }
+
+    pub(super) fn has_dotprod() -> bool {
+        has!("dotprod")
+    }
+
+    pub(super) fn has_i8mm() -> bool {
+        has!("i8mm")
+    }
+
+    pub(super) fn has_bf16() -> bool {
+        has!("bf16")
+    }
+}
+
 #[cfg(not(target_arch = "x86_64"))]
 mod x86 {
     pub(super) fn has_avx2() -> bool {
@@ -219,11 +299,26 @@ mod tests {
         assert!(Isa::detect().is_available());
     }
 
+    /// With `OCTAVO_REQUIRE_ISA`, the tests run on a processor whose best instruction set is known.
+    #[test]
+    fn the_best_is_the_one_that_is_required() {
+        if let Ok(required) = std::env::var("OCTAVO_REQUIRE_ISA") {
+            assert_eq!(Isa::detect().name(), required);
+        }
+    }
+
     #[test]
     fn names_are_parsed_and_errors_say_what_there_is() {
         assert_eq!("portable".parse(), Ok(Isa::Portable));
         let error = "sse9".parse::<Isa>().unwrap_err();
-        assert_eq!(error, "'sse9' is no instruction set; known are portable, avx2, avx-vnni, avx512, avx512-bf16, amx");
+        let known = if cfg!(target_arch = "x86_64") {
+            "portable, avx2, avx-vnni, avx512, avx512-bf16, amx"
+        } else if cfg!(target_arch = "aarch64") {
+            "portable, neon, dotprod, i8mm, i8mm-bf16"
+        } else {
+            "portable"
+        };
+        assert_eq!(error, format!("'sse9' is no instruction set; known are {known}"));
         for isa in Isa::ALL.into_iter().filter(|isa| !isa.is_available()) {
             assert!(isa.name().parse::<Isa>().unwrap_err().starts_with(&format!("this machine has no {isa}")));
         }

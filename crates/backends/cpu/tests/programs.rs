@@ -64,8 +64,15 @@ fn each_case(config: CpuConfig, test: impl Fn(&Suite<'_>) -> Result<(), TestCase
     outcome.into_inner()
 }
 
+/// Returns the configuration of the properties. `PROPTEST_CASES` changes their number of cases, for slow machines.
+fn properties() -> ProptestConfig {
+    let default = ProptestConfig::default();
+    let cases = if std::env::var_os("PROPTEST_CASES").is_some() { default.cases } else { 48 };
+    ProptestConfig { cases, ..default }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+    #![proptest_config(properties())]
 
     #[test]
     fn logits_are_near_the_naive_ones(

@@ -173,8 +173,8 @@ pub(crate) struct DoctorArgs {
     #[arg(default_value = DEFAULT_MODEL)]
     pub(crate) model: String,
 
-    /// Instruction set of the CPU kernels: portable, avx2, avx-vnni, avx512, avx512-bf16 or amx [default: the best that
-    /// the processor supports].
+    /// Instruction set of the CPU kernels: on x86-64 portable, avx2, avx-vnni, avx512, avx512-bf16 or amx, on AArch64
+    /// portable, neon, dotprod, i8mm or i8mm-bf16 [default: the best that the processor supports].
     #[arg(long, value_name = "ISA", env = "OCTAVO_CPU_ISA")]
     pub(crate) cpu_isa: Option<Isa>,
 

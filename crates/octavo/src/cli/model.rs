@@ -137,7 +137,8 @@ pub(crate) struct ModelArgs {
 
     /// Instruction set of the CPU kernels [default: the best available].
     ///
-    /// One of portable, avx2, avx-vnni, avx512, avx512-bf16 and amx.
+    /// On x86-64 one of portable, avx2, avx-vnni, avx512, avx512-bf16 and amx; on AArch64 one of portable, neon, dotprod,
+    /// i8mm and i8mm-bf16.
     #[arg(long, value_name = "ISA")]
     pub(crate) cpu_isa: Option<Isa>,
 

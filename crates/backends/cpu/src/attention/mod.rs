@@ -7,8 +7,10 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod plain;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
 mod walk;
 #[cfg(target_arch = "x86_64")]
 mod wide;
@@ -65,7 +67,7 @@ pub(crate) struct Run {
 
 /// Returns the number of rows that the kernel processes at once: in f32 they need more registers.
 fn most_rows(isa: Isa) -> usize {
-    if isa.multiplies_bf16() { ROWS } else { ROWS / 2 }
+    if isa.attends_in_bf16() { ROWS } else { ROWS / 2 }
 }
 
 /// Returns the number of tokens in a task: with their query heads, at most the number of rows that the kernel
@@ -80,6 +82,7 @@ pub(crate) struct Block<'a> {
     /// Scaled queries `[rows, D]`, D rounded up to pairs of chunks.
     q: &'a [f32],
     /// Queries in bf16, for instruction sets that multiply bf16.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no other architecture has such kernels"))]
     narrow_q: &'a [u16],
     /// First and last position that each row sees.
     sees: &'a [(usize, usize)],
@@ -227,6 +230,11 @@ fn attend(isa: Isa, block: Block<'_>) {
             Isa::Portable => {}
         }
     }
+    #[cfg(target_arch = "aarch64")]
+    if isa >= Isa::Neon {
+        // SAFETY: an `Isa` is only used where it is available.
+        return unsafe { neon::attend(block) };
+    }
     let _ = whole_tiles;
     isa.attend_plain(isa, block);
 }
@@ -333,7 +341,7 @@ impl Attention<'_> {
                     scaled[..dim].copy_from_slice(q);
                     scaled[dim..].fill(0.0);
                     isa.scale(scaled, self.scale);
-                    if isa.multiplies_bf16() {
+                    if isa.attends_in_bf16() {
                         isa.to_bf16(scaled, &mut scratch.narrow_q[slot * padded..][..padded]);
                     }
                 }

@@ -8,6 +8,8 @@
 mod amx;
 #[cfg(target_arch = "x86_64")]
 mod bf16;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod plain;
 #[cfg(target_arch = "x86_64")]
 mod read;
@@ -229,6 +231,11 @@ impl<'a> Product<'a> {
                     // SAFETY: the instruction set is available.
                     return unsafe { ymm_tiles(isa, part, panels, input, rows, &mut store) };
                 }
+                #[cfg(target_arch = "aarch64")]
+                if isa >= Isa::Neon {
+                    // SAFETY: the instruction set is available.
+                    return unsafe { neon::integers(isa, part, panels, input, rows, &mut store) };
+                }
                 if part.layout.kind.has_halves() {
                     return quant_halves(part, panels, &input, rows, &mut store);
                 }
@@ -243,6 +250,11 @@ impl<'a> Product<'a> {
             Kind::Bf16 if isa == Isa::Avx512Bf16 => {
                 // SAFETY: the caller guarantees this; the instruction set is available.
                 unsafe { bf16_blocks(part, panels, self.input.bf16(), rows, &mut store) };
+            }
+            #[cfg(target_arch = "aarch64")]
+            Kind::Bf16 if isa == Isa::I8mmBf16 => {
+                // SAFETY: the caller guarantees this; the instruction set is available.
+                unsafe { neon::bf16_rows(part, panels, self.input.bf16(), rows, &mut store) };
             }
             _ => {
                 // SAFETY: the caller guarantees this.
@@ -514,6 +526,12 @@ fn dense<'a>(isa: Isa, part: &Part, panels: Range, input: impl Fn(usize) -> &'a 
         }
         if isa < Isa::Avx512 || cfg!(not(target_arch = "x86_64")) {
             for (results, panel) in results.iter_mut().zip(&weights[..panels.len()]) {
+                #[cfg(target_arch = "aarch64")]
+                if isa >= Isa::Neon {
+                    // SAFETY: the instruction set is available; panels hold as many inputs as the rows.
+                    unsafe { neon::dense(part.layout.kind, panel, &x[..count], results) };
+                    continue;
+                }
                 isa.multiply_dense(part.layout.kind, panel, &x[..count], results);
             }
         }

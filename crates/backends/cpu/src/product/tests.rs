@@ -153,3 +153,25 @@ fn odd_widths_are_padded() {
         }
     }
 }
+
+/// Multiplies rows again and again, for a counter of instructions: `OCTAVO_COUNTED` has a storage type, an instruction set,
+/// a number of rows and a number of repetitions.
+#[test]
+#[ignore = "only for a counter of instructions"]
+fn products_to_count() {
+    let counted = std::env::var("OCTAVO_COUNTED").expect("OCTAVO_COUNTED is set");
+    let [storage, isa, rows, repetitions] = counted.split(' ').collect::<Vec<_>>()[..] else { panic!("four words") };
+    let storage = StorageType::ALL.into_iter().find(|known| known.to_string().eq_ignore_ascii_case(storage)).unwrap();
+    let (isa, rows): (Isa, usize) = (isa.parse().unwrap(), rows.parse().unwrap());
+    let matrix = matrix(storage, 1024);
+    let mut input = Activation::new(1024, Forms { quant: true, coarse: false, bf16: true });
+    let mut out = Activation::new(93, Forms::default());
+    input.reserve(rows);
+    out.reserve(rows);
+    let (x, y) = (input.shared(), out.shared());
+    let product = Product { rows, ..Product::new(&matrix, x, y) };
+    for _ in 0..repetitions.parse().unwrap() {
+        // SAFETY: only one thread uses the activations.
+        (0..product.pieces()).for_each(|piece| unsafe { product.run(isa, piece) });
+    }
+}

@@ -1,0 +1,264 @@
+//! Products of a group's codes with a few rows, on each instruction set.
+
+use std::arch::aarch64::*;
+use std::arch::asm;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::read::{Order, Paired, REGISTERS, ReadCodes, Step, Steps, Stepwise};
+use crate::rows::{GROUP, LOW_BITS};
+use crate::weights::STEPS;
+
+/// Number of steps whose inputs are in one register: those of half a group.
+const HALF: usize = STEPS / 2;
+
+/// Sums of sixteen output rows for each of a few rows.
+pub(super) type Dots<const N: usize> = [[int32x4_t; N]; REGISTERS];
+
+/// Products of a group's codes with those of a few rows.
+pub(super) trait Multiply {
+    /// Order of the codes if they are unpacked.
+    type Order: Order;
+
+    /// Returns the exact products of some halves of a group with rows whose group is at these addresses.
+    ///
+    /// # Safety
+    /// The instruction set must be available, and each address must have a row's high and low parts of a group.
+    unsafe fn dots<const N: usize>(codes: &impl Steps, rows: [*const i8; N], halves: Range<usize>) -> Dots<N>;
+}
+
+/// Products of bytes in 16 bits, added in pairs to 32 bits.
+pub(super) struct Bytes<C, const COARSE: bool>(PhantomData<C>);
+
+/// Four products of bytes in 32 bits.
+pub(super) struct Fours<const COARSE: bool>;
+
+/// Products of eight inputs of two output rows with those of two rows. There must be two rows.
+pub(super) struct Matrices<const COARSE: bool>;
+
+impl<C: ReadCodes, const COARSE: bool> Multiply for Bytes<C, COARSE> {
+    type Order = Stepwise;
+
+    #[inline(always)]
+    unsafe fn dots<const N: usize>(codes: &impl Steps, rows: [*const i8; N], halves: Range<usize>) -> Dots<N> {
+        // SAFETY: the caller guarantees this.
+        unsafe {
+            // The sums of half a panel fill the registers.
+            let [a, b] = Self::registers::<0, N>(codes, rows, halves.clone());
+            let [c, d] = Self::registers::<2, N>(codes, rows, halves);
+            [a, b, c, d]
+        }
+    }
+}
+
+impl<C: ReadCodes, const COARSE: bool> Bytes<C, COARSE> {
+    /// Returns the products of two registers of each step, from `FIRST` on.
+    #[inline(always)]
+    unsafe fn registers<const FIRST: usize, const N: usize>(
+        codes: &impl Steps,
+        rows: [*const i8; N],
+        halves: Range<usize>,
+    ) -> [[int32x4_t; N]; 2] {
+        // SAFETY: the caller of `dots` guarantees this.
+        unsafe {
+            let zeros = [[[vdupq_n_s16(0); 2]; N]; 2];
+            let (mut sums, mut low) = ([[[vdupq_n_s32(0); 2]; N]; 2], zeros);
+            for from in (halves.start * HALF..halves.end * HALF).step_by(C::PAUSE) {
+                let mut high = zeros;
+                for step in from..from + C::PAUSE.min(halves.len() * HALF) {
+                    let codes = codes.step(step);
+                    for r in 0..N {
+                        let a = four(rows[r], step);
+                        for q in 0..2 {
+                            add_products(&mut high[q][r], codes[FIRST + q], a);
+                        }
+                        if COARSE {
+                            continue;
+                        }
+                        // Low parts are at most 8 in magnitude: their sums need no pause.
+                        let a = four(rows[r], STEPS + step);
+                        for q in 0..2 {
+                            add_products(&mut low[q][r], codes[FIRST + q], a);
+                        }
+                    }
+                }
+                for q in 0..2 {
+                    for r in 0..N {
+                        for i in 0..2 {
+                            sums[q][r][i] = vpadalq_s16(sums[q][r][i], high[q][r][i]);
+                        }
+                    }
+                }
+            }
+            let mut dots = [[vdupq_n_s32(0); N]; 2];
+            for q in 0..2 {
+                for r in 0..N {
+                    for i in 0..2 {
+                        sums[q][r][i] = shifted(sums[q][r][i]);
+                        if !COARSE {
+                            sums[q][r][i] = vpadalq_s16(sums[q][r][i], low[q][r][i]);
+                        }
+                    }
+                    dots[q][r] = vpaddq_s32(sums[q][r][0], sums[q][r][1]);
+                }
+            }
+            dots
+        }
+    }
+}
+
+/// Adds the products of bytes, those of the first eight to the first sum.
+#[inline(always)]
+unsafe fn add_products(sums: &mut [int16x8_t; 2], codes: int8x16_t, a: int8x16_t) {
+    // SAFETY: the caller of `dots` guarantees this.
+    unsafe {
+        sums[0] = vmlal_s8(sums[0], vget_low_s8(codes), vget_low_s8(a));
+        sums[1] = vmlal_high_s8(sums[1], codes, a);
+    }
+}
+
+/// Broadcasts a word of a row.
+#[inline(always)]
+unsafe fn four(row: *const i8, word: usize) -> int8x16_t {
+    // SAFETY: the caller of `dots` guarantees this.
+    unsafe {
+        let four: int8x16_t;
+        // The compiler would take the halves of a broadcast from one of them, and move the codes instead.
+        asm!(
+            "ld1r {{{four:v}.4s}}, [{word}]",
+            four = lateout(vreg) four,
+            word = in(reg) row.add(4 * word),
+            options(pure, readonly, nostack, preserves_flags)
+        );
+        four
+    }
+}
+
+/// Returns sums of high parts in the unit of the low parts.
+#[inline(always)]
+unsafe fn shifted(sums: int32x4_t) -> int32x4_t {
+    // SAFETY: the caller of `dots` guarantees this.
+    unsafe { vshlq_n_s32::<{ LOW_BITS as i32 }>(sums) }
+}
+
+impl<const COARSE: bool> Multiply for Fours<COARSE> {
+    type Order = Stepwise;
+
+    #[inline(always)]
+    unsafe fn dots<const N: usize>(codes: &impl Steps, rows: [*const i8; N], halves: Range<usize>) -> Dots<N> {
+        // SAFETY: the caller guarantees this.
+        unsafe {
+            let zeros = [[vdupq_n_s32(0); N]; REGISTERS];
+            let (mut high, mut low) = (zeros, zeros);
+            // Written out, because the compiler does not unroll every loop whose steps differ.
+            macro_rules! steps {
+                ($($half:literal $lane:literal),*) => {$(
+                    if halves.contains(&$half) {
+                        let codes: Step = codes.step($half * HALF + $lane);
+                        for r in 0..N {
+                            let row = rows[r].add($half * GROUP / 2);
+                            for q in 0..REGISTERS {
+                                high[q][r] = dot::<$lane>(high[q][r], codes[q], vld1q_s8(row));
+                                if !COARSE {
+                                    low[q][r] = dot::<$lane>(low[q][r], codes[q], vld1q_s8(row.add(GROUP)));
+                                }
+                            }
+                        }
+                    }
+                )*};
+            }
+            if N == 1 {
+                // Steps that share nibbles follow each other, so that these are loaded once.
+                steps!(0 0, 1 0, 0 1, 1 1, 0 2, 1 2, 0 3, 1 3);
+            } else {
+                steps!(0 0, 0 1, 0 2, 0 3, 1 0, 1 1, 1 2, 1 3);
+            }
+            joined(high, low)
+        }
+    }
+}
+
+impl<const COARSE: bool> Multiply for Matrices<COARSE> {
+    type Order = Paired;
+
+    #[inline(always)]
+    unsafe fn dots<const N: usize>(codes: &impl Steps, rows: [*const i8; N], halves: Range<usize>) -> Dots<N> {
+        const { assert!(N == 2) };
+        // SAFETY: the caller guarantees this.
+        unsafe {
+            let zeros = [[vdupq_n_s32(0); 2]; REGISTERS];
+            let (mut high, mut low) = (zeros, zeros);
+            for pair in halves.start * HALF / 2..halves.end * HALF / 2 {
+                let eight = |row: usize, part: usize| vld1_s8(rows[row].add(part + 8 * pair));
+                let upper = vcombine_s8(eight(0, 0), eight(1, 0));
+                let lower = vcombine_s8(eight(0, GROUP), eight(1, GROUP));
+                for h in 0..2 {
+                    let codes = codes.step(2 * pair + h);
+                    for q in 0..2 {
+                        for i in 0..2 {
+                            let (codes, q) = (codes[2 * q + i], 2 * h + q);
+                            high[q][i] = matrix(high[q][i], codes, upper);
+                            if !COARSE {
+                                low[q][i] = matrix(low[q][i], codes, lower);
+                            }
+                        }
+                    }
+                }
+            }
+            let mut dots = [[vdupq_n_s32(0); N]; REGISTERS];
+            for (dots, [first, second]) in dots.iter_mut().zip(joined(high, low)) {
+                // Even elements are products with the first row.
+                dots[0] = vuzp1q_s32(first, second);
+                dots[1] = vuzp2q_s32(first, second);
+            }
+            dots
+        }
+    }
+}
+
+/// Returns the sums of both parts.
+#[inline(always)]
+unsafe fn joined<const N: usize>(mut high: Dots<N>, low: Dots<N>) -> Dots<N> {
+    for (high, low) in high.iter_mut().zip(low) {
+        for (high, low) in high.iter_mut().zip(low) {
+            // SAFETY: the caller of `dots` guarantees this.
+            *high = unsafe { vaddq_s32(shifted(*high), low) };
+        }
+    }
+    high
+}
+
+/// Adds to each sum the products of four codes with word `LANE` of `a`. The intrinsic is not stable.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+fn dot<const LANE: i32>(mut sums: int32x4_t, codes: int8x16_t, a: int8x16_t) -> int32x4_t {
+    // SAFETY: the instruction only computes with its registers.
+    unsafe {
+        asm!(
+            "sdot {sums:v}.4s, {codes:v}.16b, {a:v}.4b[{lane}]",
+            sums = inlateout(vreg) sums,
+            codes = in(vreg) codes,
+            a = in(vreg) a,
+            lane = const LANE,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    sums
+}
+
+/// Adds the products of two rows of eight codes with two rows of `a`, two by two. The intrinsic is not stable.
+#[inline]
+#[target_feature(enable = "neon,i8mm")]
+fn matrix(mut sums: int32x4_t, codes: int8x16_t, a: int8x16_t) -> int32x4_t {
+    // SAFETY: the instruction only computes with its registers.
+    unsafe {
+        asm!(
+            "smmla {sums:v}.4s, {codes:v}.16b, {a:v}.16b",
+            sums = inlateout(vreg) sums,
+            codes = in(vreg) codes,
+            a = in(vreg) a,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    sums
+}
