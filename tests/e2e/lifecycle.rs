@@ -1,7 +1,7 @@
 //! Tests of start, health, drain and end.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -125,10 +125,16 @@ async fn a_stream_survives_sigint() {
 async fn the_log_ends_with_the_chat_page_and_a_line_to_try() {
     let mut server = Server::start(Path::new(OCTAVO), Path::new(TINY), &["--cpu-threads", "1"]);
     assert!(!server.start_log().contains("octavo::"), "{}", server.start_log());
+    let mut log = Vec::new();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while log.len() < 2 && Instant::now() < deadline {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        log.extend(server.log());
+    }
     // The end of the log proves that nothing follows.
     server.signal("INT");
     server.ended(Duration::from_secs(20)).await;
-    let log = server.log();
+    log.extend(server.log());
     assert!(log[0].contains(&format!(" INFO chat page: {}", server.url("/"))), "{log:?}");
     assert!(log[1].contains(&format!(" INFO try: curl {} ", server.url("/v1/chat/completions"))), "{log:?}");
     let shutdown: Vec<_> = log[2..].iter().map(|line| line.rsplit_once("INFO ").map_or("", |(_, text)| text)).collect();

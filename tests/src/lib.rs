@@ -20,6 +20,7 @@ pub struct Server {
     start: String,
     log: mpsc::Receiver<String>,
     client: reqwest::Client,
+    has_ended: bool,
 }
 
 impl Server {
@@ -84,7 +85,7 @@ impl Server {
             }
         };
         let client = reqwest::Client::builder().no_proxy().build().expect("an HTTP client");
-        Server { child, base, start: seen, log, client }
+        Server { child, base, start: seen, log, client, has_ended: false }
     }
 
     /// Returns `http://127.0.0.1:PORT` with `path` appended.
@@ -190,6 +191,7 @@ impl Server {
         let deadline = Instant::now() + limit;
         loop {
             if let Some(status) = self.child.try_wait().expect("the child can be waited for") {
+                self.has_ended = true;
                 return status;
             }
             assert!(Instant::now() < deadline, "the server did not end within {limit:?}");
@@ -202,8 +204,12 @@ impl Server {
         &self.start
     }
 
-    /// Returns the log lines since it was ready.
+    /// Returns the log lines since it was ready: all of them if it has ended, or else those read so far.
     pub fn log(&self) -> Vec<String> {
+        if self.has_ended {
+            // The lines are read on another thread, which ends a moment after the process.
+            return std::iter::from_fn(|| self.log.recv_timeout(START).ok()).collect();
+        }
         self.log.try_iter().collect()
     }
 }

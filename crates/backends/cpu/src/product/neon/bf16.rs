@@ -53,8 +53,8 @@ unsafe fn rows<const N: usize>(
         let mut sums = [[vdupq_n_f32(0.0); REGISTERS]; N];
         for from in (0..cols).step_by(INPUTS) {
             let mut inputs = [vdupq_n_u16(0); N];
-            for r in 0..N {
-                inputs[r] = vld1q_u16(input.add(r * stride + from));
+            for (r, inputs) in inputs.iter_mut().enumerate() {
+                *inputs = vld1q_u16(input.add(r * stride + from));
             }
             macro_rules! pair {
                 ($lane:literal) => {
