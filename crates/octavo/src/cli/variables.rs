@@ -8,12 +8,13 @@ use crate::cli::layers::{PREFIX, WITH_VARIABLES, nearest, variable};
 const OTHERS: [&str; 2] = ["OCTAVO_CACHE", "OCTAVO_CUDA_LIBS"];
 
 /// Prefixes of variables that tests, benches and scripts of this repository read.
-const DEVELOPMENT: [&str; 26] = [
+const DEVELOPMENT: [&str; 27] = [
     "OCTAVO_ADVISORIES",
     "OCTAVO_API_CASES",
     "OCTAVO_BENCH_",
     "OCTAVO_BIN",
     "OCTAVO_BROWSER",
+    "OCTAVO_COUNTED",
     "OCTAVO_CUDA_TOOLS",
     "OCTAVO_DEPLOYMENT",
     "OCTAVO_EMULATION_",
