@@ -82,7 +82,7 @@ pub(crate) struct Block<'a> {
     /// Scaled queries `[rows, D]`, D rounded up to pairs of chunks.
     q: &'a [f32],
     /// Queries in bf16, for instruction sets that multiply bf16.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no other architecture has such kernels"))]
+    #[cfg(target_arch = "x86_64")]
     narrow_q: &'a [u16],
     /// First and last position that each row sees.
     sees: &'a [(usize, usize)],
@@ -356,6 +356,7 @@ impl Attention<'_> {
                             widened: &mut scratch.widened,
                         },
                         q: &scratch.q[..rows.len() * padded],
+                        #[cfg(target_arch = "x86_64")]
                         narrow_q: &scratch.narrow_q,
                         sees: &scratch.sees,
                         starts: &scratch.starts,

@@ -55,4 +55,24 @@ macro_rules! walk {
     }};
 }
 
-pub(super) use walk;
+/// Calls a kernel for the number of rows of a block in f32, which is at most half of [`ROWS`](super::ROWS).
+macro_rules! by_rows {
+    ($rows:ident, $block:ident) => {
+        match $block.sees.len() {
+            1 => $rows::<1>($block),
+            2 => $rows::<2>($block),
+            3 => $rows::<3>($block),
+            4 => $rows::<4>($block),
+            5 | 6 => $rows::<6>($block),
+            _ => $rows::<{ ROWS / 2 }>($block),
+        }
+    };
+}
+
+/// Returns the queries of `R` rows, of which `count` exist. Rows that do not exist repeat the first.
+pub(super) fn queries<T, const R: usize>(q: &[T], count: usize) -> [&[T]; R] {
+    let width = q.len() / count;
+    std::array::from_fn(|r| &q[if r < count { r } else { 0 } * width..][..width])
+}
+
+pub(super) use {by_rows, walk};

@@ -5,7 +5,7 @@
 use std::arch::x86_64::*;
 
 use super::plain::{FLOOR, Running, visible, whole};
-use super::walk::walk;
+use super::walk::{by_rows, queries, walk};
 use super::{Block, KEYS, ROWS};
 use crate::Isa;
 use crate::kv::{BLOCK, CHUNK};
@@ -77,16 +77,7 @@ pub(super) unsafe fn turn(keys: &[u32], values: &mut [u32]) {
 #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) unsafe fn attend(block: Block<'_>) {
     // SAFETY: the caller guarantees this.
-    unsafe {
-        match block.sees.len() {
-            1 => rows::<1>(block),
-            2 => rows::<2>(block),
-            3 => rows::<3>(block),
-            4 => rows::<4>(block),
-            5 | 6 => rows::<6>(block),
-            _ => rows::<{ ROWS / 2 }>(block),
-        }
-    }
+    unsafe { by_rows!(rows, block) }
 }
 
 /// Computes attention of up to [`ROWS`] rows in bf16.
@@ -113,9 +104,7 @@ pub(super) unsafe fn attend_bf16(block: Block<'_>) {
 /// Computes `R` rows in f32. Rows that do not exist repeat the first.
 #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq")]
 unsafe fn rows<const R: usize>(block: Block<'_>) {
-    let count = block.sees.len();
-    let (q, width) = (block.q, block.q.len() / count);
-    let q: [&[f32]; R] = std::array::from_fn(|r| &q[if r < count { r } else { 0 } * width..][..width]);
+    let q = queries::<_, R>(block.q, block.sees.len());
     // SAFETY: the caller guarantees this; every row has as many pairs as a key, weights have room for a tile, and the
     // output has as many chunks as a value.
     unsafe {
@@ -136,9 +125,8 @@ unsafe fn rows<const R: usize>(block: Block<'_>) {
 /// Computes `R` rows in bf16. Rows that do not exist repeat the first.
 #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn rows_bf16<const R: usize>(block: Block<'_>) {
-    let count = block.sees.len();
-    let (q, width) = (block.narrow_q, block.q.len() / count);
-    let q: [&[u16]; R] = std::array::from_fn(|r| &q[if r < count { r } else { 0 } * width..][..width]);
+    // There is room for more rows in bf16 than there are.
+    let q = queries::<_, R>(&block.narrow_q[..block.q.len()], block.sees.len());
     // SAFETY: as above.
     unsafe {
         walk!(

@@ -4,7 +4,7 @@
 use std::arch::x86_64::*;
 
 use super::plain::{Running, visible, weigh, whole};
-use super::walk::walk;
+use super::walk::{by_rows, queries, walk};
 use super::{Block, KEYS, ROWS};
 use crate::Isa;
 use crate::kv::{BLOCK, CHUNK};
@@ -19,24 +19,13 @@ const LANES: usize = 8;
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn attend(block: Block<'_>) {
     // SAFETY: the caller guarantees this.
-    unsafe {
-        match block.sees.len() {
-            1 => rows::<1>(block),
-            2 => rows::<2>(block),
-            3 => rows::<3>(block),
-            4 => rows::<4>(block),
-            5 | 6 => rows::<6>(block),
-            _ => rows::<{ ROWS / 2 }>(block),
-        }
-    }
+    unsafe { by_rows!(rows, block) }
 }
 
 /// Computes `R` rows. Rows that do not exist repeat the first.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn rows<const R: usize>(block: Block<'_>) {
-    let count = block.sees.len();
-    let (q, width) = (block.q, block.q.len() / count);
-    let q: [&[f32]; R] = std::array::from_fn(|r| &q[if r < count { r } else { 0 } * width..][..width]);
+    let q = queries::<_, R>(block.q, block.sees.len());
     // SAFETY: the caller guarantees this; every row has as many pairs as a key, weights have room for a tile, and the
     // output has as many chunks as a value.
     unsafe {
