@@ -31,7 +31,7 @@ DEVICE void paged_attention(const AttentionParams& p) {
     const u32 sequence = sequence_of(p, row);
     const u32 length = p.seq_lens[sequence], later = p.query_start[sequence + 1] - row;
     const u32 last = last_seen(p, length - later, length);
-    const u32 keys = length < later ? 0 : min(last + 1, length);
+    const u32 keys = length < later ? 0 : min(seen_end(p, row, last), length);
     const u32 first = keys ? first_key(p, last) : 0;
     const u32 kv_head = head / (p.q_heads / p.kv_heads);
     const u32* blocks = p.block_table + (u64)sequence * p.table_stride;

@@ -1,4 +1,4 @@
-// Kernels for images: patches as numbers, learned positions, and the rows that move between a program's buffers and the
+// Kernels for images: patches as numbers, learned positions, means of rows, and the rows that move between a program's buffers and the
 // media cache.
 //
 // Rows are moved N elements at a time, as in rows.cu.
@@ -48,6 +48,36 @@ DEVICE void embed_taps(const EmbedTapsParams& p) {
         add_taps<WIDE<T>>(p, out);
     } else {
         add_taps<1>(p, out);
+    }
+}
+
+// ------------------------------------------------------------------------------------------- merged rows
+
+template <int N, class T>
+DEVICE void mean_row(const MeanRowsParams& p, T* out, const T* input) {
+    for (u32 c = threadIdx.x * N; c < p.cols; c += blockDim.x * N) {
+        float sum[N] = {};
+        for (u32 row = 0; row < p.merge; ++row) {
+            const Vec<T, N> x = load<N>(input + (u64)row * p.cols + c);
+#pragma unroll
+            for (int i = 0; i < N; ++i) sum[i] += to_float(x.x[i]);
+        }
+        Vec<T, N> mean;
+#pragma unroll
+        for (int i = 0; i < N; ++i) mean.x[i] = from_float<T>(sum[i] / (float)p.merge);
+        store(out + c, mean);
+    }
+}
+
+// Grid: one CTA per row of the output.
+template <class T>
+DEVICE void mean_rows(const MeanRowsParams& p) {
+    T* out = (T*)p.out + (u64)blockIdx.x * p.cols;
+    const T* input = (const T*)p.input + (u64)blockIdx.x * p.merge * p.cols;
+    if (p.cols % WIDE<T> == 0) {
+        mean_row<WIDE<T>>(p, out, input);
+    } else {
+        mean_row<1>(p, out, input);
     }
 }
 

@@ -5,7 +5,11 @@
 // Returns the last position that a query sees, which may be beyond the keys; `position` is the query's own.
 DEVICE u32 last_seen(const AttentionParams& p, u32 position, u32 length) { return position + min(p.lookahead, length); }
 
-// Returns the first key that a query sees; `position` is the last one that it sees.
+// Returns the place after the last key that a query sees, which may be beyond the keys. `position` is the last one that it
+// sees if it has no span.
+DEVICE u32 seen_end(const AttentionParams& p, u32 row, u32 position) { return p.seen_ends ? p.seen_ends[row] : position + 1; }
+
+// Returns the first key that a query sees; `position` is the last one that it sees if it has no span.
 DEVICE u32 first_key(const AttentionParams& p, u32 position) {
     return p.window && position + 1 > p.window ? position + 1 - p.window : 0;
 }
@@ -71,7 +75,7 @@ struct PrefillTile {
 
     u32 row;        // row of the first query, in q and out
     u32 queries;    // number of queries
-    u32 position;   // last position that the first query sees, which may be beyond the keys
+    u32 position;   // last position that the first query sees if it has no span, which may be beyond the keys
     u32 keys;       // position of the last key that any query sees plus 1; 0 if the sequence has no keys
     u32 first;      // first key that any query sees
     const u32* blocks;
@@ -83,7 +87,8 @@ struct PrefillTile {
         row = start + offset;
         queries = min(QUERIES, count - offset);
         position = last_seen(p, length - count + offset, length);
-        keys = length >= count ? min(position + queries, length) : 0;
+        const u32 last = queries - 1;
+        keys = length >= count ? min(seen_end(p, row + last, position + last), length) : 0;
         first = first_key(p, position);
         blocks = p.block_table + (u64)sequence * p.table_stride;
     }
@@ -93,7 +98,9 @@ struct PrefillTile {
 
     // Returns whether query `query` of the tile sees the key.
     DEVICE bool sees(const AttentionParams& p, u32 query, u32 key) const {
-        return key <= position + query && key < keys && key >= first_key(p, position + query);
+        // Queries behind the last one of the tile have no row.
+        const u32 end = seen_end(p, row + min(query, queries - 1), position + query);
+        return key < end && key < keys && key >= first_key(p, position + query);
     }
 
     // Returns whether all queries see all of `count` keys from `key` on.

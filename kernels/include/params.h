@@ -120,6 +120,15 @@ struct EmbedTapsParams {
     u32 cols;
 };
 
+struct MeanRowsParams {
+    void* out;          // T [rows, cols]
+    const void* input;  // T [rows * merge, cols]
+    u32 rows;
+    u32 cols;
+    u32 merge;          // number of consecutive rows whose mean is a row of the output
+    u32 reserved;
+};
+
 struct MediaRowsParams {
     void* rows;              // T [., cols]
     void* media;             // T [., media_cols]: the media cache
@@ -193,6 +202,7 @@ struct AttentionParams {
     const u32* block_table;   // [sequences, table_stride]
     const u32* query_start;   // [sequences + 1]
     const u32* seq_lens;      // [sequences]
+    const u32* seen_ends;     // [tokens]: place after the last key that a query sees; null means its own. Not with a lookahead
     const u32* plan;          // work of decode and prefill, see kernels/src/plan.rs
     const float* sinks;       // [q_heads]: scores whose share of the softmax is dropped; null means none
     u64 block_stride;         // elements between the same layer of two blocks

@@ -19,7 +19,7 @@ pub use attention::{
 };
 pub use experts::{expert_linear, expert_sum, gate_rows, route, sort_experts};
 pub use fill::fill;
-pub use images::{MediaMove, embed_taps, media_rows, patches};
+pub use images::{MediaMove, embed_taps, mean_rows, media_rows, patches};
 pub use linear::{
     GEMM_QUANT_TILES, GemmTile, dequantize, gemm, gemm_quant, gemv, gemv_rows, mmvq, mmvq_rows, quantize_activations,
 };

@@ -21,7 +21,7 @@ pub use experts::{
     expert_tiles,
 };
 pub use fill::{FILL_CTAS, FillParams};
-pub use images::{EmbedTapsParams, MediaRowsParams, PatchesParams};
+pub use images::{EmbedTapsParams, MeanRowsParams, MediaRowsParams, PatchesParams};
 pub use linear::{DequantizeParams, LinearParams, QuantLinearParams, QuantWeight, QuantizeParams};
 pub use rows::{
     ActParams, CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, MAX_NORM_COLS, NormParams, PoolRowsParams,

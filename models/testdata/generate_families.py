@@ -11,11 +11,10 @@ import sys
 import gguf
 import torch
 from gguf import GGMLQuantizationType as Q
-from transformers import Gemma2Config, Gemma3Config, Gemma3ForConditionalGeneration, Gemma3TextConfig, GraniteConfig
+from transformers import Gemma2Config, Gemma3TextConfig, GraniteConfig
 from transformers import Olmo2Config, Phi3Config, SmolLM3Config
 
-from generate import COMMON, HERE, draw, fresh, gguf_file, golden, hugging_face, rope, rounded, save_torch
-from generate import train_tokenizer, write_json
+from generate import COMMON, HERE, gguf_file, hugging_face, rope, train_tokenizer
 
 GEMMA2 = Gemma2Config(
     **COMMON, head_dim=32, sliding_window=16, query_pre_attn_scalar=24, attn_logit_softcapping=5.0,
@@ -47,15 +46,6 @@ OLMO2 = Olmo2Config(**COMMON, rope_parameters=rope(theta=5e5))
 SMOLLM3 = SmolLM3Config(**(COMMON | dict(num_hidden_layers=4)), no_rope_layers=[1, 0, 1, 0], rope_parameters=rope(theta=1e5))
 # A GGUF file has no key for these layers: every fourth one.
 SMOLLM3_GGUF = SmolLM3Config(**(COMMON | dict(num_hidden_layers=4)), rope_parameters=rope(theta=1e5))
-# The configuration of Gemma 3 with images, which omits the defaults of its class: 8 heads of 256, 4 of them for k and v.
-GEMMA3_IMAGES = dict(
-    architectures=["Gemma3ForConditionalGeneration"], model_type="gemma3", eos_token_id=[2, 0], torch_dtype="bfloat16",
-    text_config=dict(model_type="gemma3_text", vocab_size=320, hidden_size=16, intermediate_size=48, num_hidden_layers=2,
-                     sliding_window=16, sliding_window_pattern=2, rope_scaling=dict(rope_type="linear", factor=8.0)),
-    vision_config=dict(model_type="siglip_vision_model", hidden_size=32, intermediate_size=48, num_hidden_layers=1,
-                       num_attention_heads=2, image_size=32, patch_size=8),
-    mm_tokens_per_image=4,
-)
 
 CHECKPOINTS = {
     "gemma2": GEMMA2,
@@ -106,19 +96,6 @@ GGUF = {
 }
 
 
-def with_images(folder, written, seed):
-    """Writes a model with images under the names that published files have, and the goldens of its text."""
-    fresh(folder)
-    config = Gemma3Config.from_dict(written)
-    config._attn_implementation = "eager"
-    model = Gemma3ForConditionalGeneration._from_config(config, dtype=torch.float32).eval()
-    stored = {name: rounded(value, "bf16") for name, value in draw(model, seed).items()}
-    published = {name.replace("model.language_model.", "language_model.model."): value for name, value in stored.items()}
-    save_torch({name.removeprefix("model."): value for name, value in published.items()}, folder / "model.safetensors")
-    write_json(folder / "config.json", written)
-    golden(folder / "golden.safetensors", model, {name: value.float().numpy() for name, value in stored.items()}, seed)
-
-
 def main():
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
@@ -130,8 +107,6 @@ def main():
     for seed, (name, (arch, config)) in enumerate(GGUF.items(), start=251):
         if not chosen or name in chosen:
             gguf_file(HERE / name, arch, config, TYPES, tokenizer, seed, permute=arch in ("granite", "smollm3"), head=head)
-    if not chosen or "gemma3-images" in chosen:
-        with_images(HERE / "gemma3-images", GEMMA3_IMAGES, seed=292)
 
 
 if __name__ == "__main__":

@@ -79,22 +79,23 @@ def write_text(path, config, tensors):
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_sections(rope["mrope_section"] + [0])
     writer.add_num_deepstack_layers(len(config["vision_config"]["deepstack_visual_indexes"]))
-    add_vocabulary(writer, config)
+    add_vocabulary(writer, {config[key]: text for key, text in CONTROLS.items()}, text["eos_token_id"])
     for name, value in tensors.items():
         stem, kind = name.replace("model.language_model.", "model.").rsplit(".", 1)
         add(writer, f"{names.get_name(stem)}.{kind}", value)
     finish(writer)
 
 
-def add_vocabulary(writer, config):
-    """Adds the vocabulary of llama/, with the tokens that mark images in place of its last merges."""
+def add_vocabulary(writer, controls, eos):
+    """Adds the vocabulary of llama/, with the tokens that mark images in place of its last merges. `controls` are their
+    texts by id."""
     model = json.loads((HERE / "llama" / "tokenizer.json").read_text(encoding="utf-8"))
     vocabulary = model["model"]["vocab"]
     special = {token["id"] for token in model["added_tokens"]}
     tokens = sorted(vocabulary, key=vocabulary.get)
-    for key, content in CONTROLS.items():
-        tokens[config[key]] = content
-        special.add(config[key])
+    for id, content in controls.items():
+        tokens[id] = content
+        special.add(id)
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["model"]["merges"]]
     known = set(tokens)
     merges = [pair for pair in pairs if {"".join(pair), *pair} <= known]
@@ -105,7 +106,7 @@ def add_vocabulary(writer, config):
     writer.add_token_types([control if id in special else normal for id in range(len(tokens))])
     writer.add_token_merges([" ".join(pair) for pair in merges])
     writer.add_bos_token_id(0)
-    writer.add_eos_token_id(config["text_config"]["eos_token_id"])
+    writer.add_eos_token_id(eos)
     writer.add_add_bos_token(False)
 
 

@@ -140,10 +140,21 @@ impl ImagePositions {
         positions
     }
 
+    /// Returns the last image that begins at or before an index, with its position.
+    fn before(&self, index: u32) -> Option<(ImageSpan, u32)> {
+        let after = self.spans.partition_point(|(span, _)| span.start <= index);
+        self.spans.get(after.checked_sub(1)?).copied()
+    }
+
+    /// Returns the index after the last token that the token at an index sees if the tokens of an image see each other: the
+    /// image's end, or the token's own place and one.
+    pub fn seen_end(&self, index: u32) -> u32 {
+        self.before(index).map_or(0, |(span, _)| span.end()).max(index + 1)
+    }
+
     /// Returns the positions of the token at an index.
     pub fn at(&self, index: u32) -> [u32; 3] {
-        let after = self.spans.partition_point(|(span, _)| span.start <= index);
-        let Some(&(span, first)) = after.checked_sub(1).and_then(|last| self.spans.get(last)) else {
+        let Some((span, first)) = self.before(index) else {
             return [index; 3];
         };
         if index < span.end() {
@@ -173,6 +184,13 @@ mod tests {
         let spans = [ImageSpan { start: 0, rows: 1, cols: 4 }, ImageSpan { start: 4, rows: 3, cols: 1 }];
         let positions = ImagePositions::new(spans);
         assert_eq!([3, 4, 6, 7].map(|index| positions.at(index)), [[0, 0, 3], [4, 4, 4], [4, 6, 4], [7; 3]]);
+    }
+
+    #[test]
+    fn the_tokens_of_an_image_see_its_end() {
+        let spans = [ImageSpan { start: 1, rows: 1, cols: 2 }, ImageSpan { start: 3, rows: 2, cols: 1 }];
+        let positions = ImagePositions::new(spans);
+        assert_eq!([0, 1, 2, 3, 4, 5, 6].map(|index| positions.seen_end(index)), [1, 3, 3, 5, 5, 6, 7]);
     }
 
     #[test]

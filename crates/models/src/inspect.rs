@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use octavo_ops::cost::{Cost, ElementBytes, StepShape, op_cost, step_cost};
-use octavo_ops::{BufferId, EmbedIds, InjectMode, Op, Program, Residual, WeightId};
+use octavo_ops::{BufferId, EmbedIds, InjectMode, MergeKind, Op, Program, Residual, WeightId};
 
 use crate::config::{AttentionConfig, ModelConfig, VisionConfig};
 use crate::progress::human_bytes;
@@ -281,7 +281,10 @@ impl Report<'_> {
                 format!("{}, KV{window} → {}", b(&a.q), b(&a.out))
             }
             Op::Act(a) => format!("{} → {}", b(&a.input), b(&a.out)),
-            Op::MergeRows { input, out } => format!("{} → {}", b(input), b(out)),
+            Op::MergeRows(m) => {
+                let kind = if m.kind == MergeKind::Mean { "mean of " } else { "" };
+                format!("{kind}{} → {}", b(&m.input), b(&m.out))
+            }
             Op::StoreRows { input, column } => format!("{} → media[.,{column}..]", b(input)),
             Op::InjectRows(i) => {
                 let sign = if i.mode == InjectMode::Add { "+=" } else { "=" };
@@ -289,7 +292,8 @@ impl Report<'_> {
             }
             Op::PagedAttention(a) => {
                 let window = a.window.map(|w| format!(" window {w}")).unwrap_or_default();
-                format!("{}, KV{window} → {}", b(&a.q), b(&a.out))
+                let spans = if a.spans { " spans" } else { "" };
+                format!("{}, KV{window}{spans} → {}", b(&a.q), b(&a.out))
             }
             Op::Glu(g) => format!("{} → {}", b(&g.input), b(&g.out)),
             Op::GateRows(g) => format!("{} → *= {}", b(&g.gate), b(&g.out)),
@@ -325,7 +329,7 @@ fn weights_of(op: &Op) -> Vec<WeightId> {
         | Op::Act(_)
         | Op::GateRows(_)
         | Op::ExpertSum(_)
-        | Op::MergeRows { .. }
+        | Op::MergeRows(_)
         | Op::StoreRows { .. }
         | Op::InjectRows(_)
         | Op::GatherRows { .. }

@@ -50,6 +50,9 @@ pub struct StepBatch {
     pub slots: Vec<u32>,
     /// Rows of `[T]` that [`InjectRows`](crate::InjectRows) changes, ascending.
     pub injected: Vec<InjectedRow>,
+    /// Place in its sequence after the last key that each row sees, `[T]`: after its own, or after the span that its
+    /// token belongs to, such as an image. Empty if the program has no spans ([`Program::has_spans`]).
+    pub seen_ends: Vec<u32>,
 }
 
 /// A row of the residual stream and the row of the media cache that belongs to it.
@@ -98,6 +101,7 @@ impl StepBatch {
             token_types: Vec::new(),
             slots: Vec::with_capacity(sequences),
             injected: Vec::new(),
+            seen_ends: Vec::new(),
         }
     }
 
@@ -136,6 +140,7 @@ impl StepBatch {
         self.token_types.clear();
         self.slots.clear();
         self.injected.clear();
+        self.seen_ends.clear();
     }
 
     /// Checks that every index is in range and every array has its length, so that a defect of the caller is an error
@@ -152,6 +157,7 @@ impl StepBatch {
         require(self.pooled_rows.iter().all(|&row| (row as usize) < tokens), "a pooled row")?;
         require(self.pooled_rows.is_empty() || program.embedding().is_some(), "a pooled row of a model without any")?;
         self.check_texts(program)?;
+        self.check_spans(program)?;
         require(self.injected.is_empty() || program.media_columns() > 0, "an image's row for a model without images")?;
         require(self.injected.iter().all(|injected| (injected.row as usize) < tokens), "an image's row")?;
         require(self.injected.is_sorted_by(|a, b| a.row < b.row), "the order of images' rows")?;
@@ -190,6 +196,20 @@ impl StepBatch {
             require(self.token_types.iter().all(known), "a token type beyond the table")?;
         }
         Ok(())
+    }
+
+    /// Checks that each row sees its own key, no key that does not exist, and all that the row before it sees.
+    fn check_spans(&self, program: &Program) -> Result<(), &'static str> {
+        if !program.has_spans() {
+            return Ok(());
+        }
+        require(self.seen_ends.len() == self.tokens(), "the ends of spans")?;
+        let is_sound = |s: usize| {
+            let ends = &self.seen_ends[self.query_range(s)];
+            let exist = ends.iter().zip(self.places(s)).all(|(&end, place)| place < end as usize);
+            exist && ends.is_sorted() && ends.last().is_none_or(|&end| end <= self.seq_lens[s])
+        };
+        require((0..self.sequences()).all(is_sound), "the end of a span")
     }
 
     /// Writes the rows into `out` as a step over the paged memory of its keys and values: one KV group

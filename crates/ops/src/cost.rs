@@ -149,7 +149,8 @@ impl StepShape {
 /// The keys that a query sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sight {
-    /// Those up to its own, or a window of them.
+    /// Those up to its own, or a window of them. Those behind it in its span are not counted: their number does not grow
+    /// with the sequence.
     Causal(Option<usize>),
     /// Those of its segment, or a window on each side.
     Both(Option<usize>),
@@ -273,8 +274,13 @@ impl Pricer<'_> {
                 flops: 5 * self.elements(a.out),
                 ..Cost::default()
             },
-            Op::MergeRows { input: rows, .. } | Op::StoreRows { input: rows, .. } => {
-                let written_bytes = self.activations(&[*rows]);
+            Op::MergeRows(merge) => Cost {
+                activation_bytes: self.activations(&[merge.input, merge.out]),
+                written_bytes: self.activations(&[merge.out]),
+                ..Cost::default()
+            },
+            Op::StoreRows { input, .. } => {
+                let written_bytes = self.activations(&[*input]);
                 Cost { activation_bytes: 2 * written_bytes, written_bytes, ..Cost::default() }
             }
             Op::GateRows(gate) => self.gate_rows(gate),

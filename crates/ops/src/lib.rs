@@ -33,8 +33,9 @@ pub use experts::{
 };
 pub use latent::{HeadLinear, LatentPost};
 pub use op::{
-    Act, Embed, EmbedIds, EmbedTaps, Glu, GluKind, InjectMode, InjectRows, KvPlace, Linear, Logits, NormKind, NormOp,
-    Op, PagedAttention, PoolKind, PoolRows, QkNorm, QkvPost, Residual, Rope, RopeStyle, SegmentAttention,
+    Act, Embed, EmbedIds, EmbedTaps, Glu, GluKind, InjectMode, InjectRows, KvPlace, Linear, Logits, MergeKind,
+    MergeRows, NormKind, NormOp, Op, PagedAttention, PoolKind, PoolRows, QkNorm, QkvPost, Residual, Rope, RopeStyle,
+    SegmentAttention, Sight,
 };
 pub use program::{
     Buffer, BufferId, Element, HeadShape, KvGroup, Program, ProgramBuilder, ProgramKind, Rows, Slab, Values, Weight,

@@ -45,14 +45,8 @@ pub enum Op {
     ExpertLinear(ExpertLinear),
     /// Weighted sum over the experts of each token, see [`ExpertSum`].
     ExpertSum(ExpertSum),
-    /// `input[T,C] → out[M,f·C]`: each f consecutive rows become one, f being the program's
-    /// [`merge`](crate::Program::merge).
-    MergeRows {
-        /// Input `[T,C]`.
-        input: BufferId,
-        /// Output `[M,f·C]`.
-        out: BufferId,
-    },
+    /// Consecutive rows as one, see [`MergeRows`].
+    MergeRows(MergeRows),
     /// `input[M,C] → columns of the media cache`: writes each row to the row of the cache that the batch names.
     StoreRows {
         /// Input `[M,C]`.
@@ -103,7 +97,7 @@ impl Op {
             Op::Route(_) => "Route",
             Op::ExpertLinear(_) => "ExpertLinear",
             Op::ExpertSum(_) => "ExpertSum",
-            Op::MergeRows { .. } => "MergeRows",
+            Op::MergeRows(_) => "MergeRows",
             Op::StoreRows { .. } => "StoreRows",
             Op::InjectRows(_) => "InjectRows",
             Op::GatherRows { .. } => "GatherRows",
@@ -139,9 +133,8 @@ impl Op {
             Self::Route(op) => vec![op.input],
             Self::ExpertLinear(op) => vec![op.input, op.routing],
             Self::ExpertSum(op) => [op.input, op.routing].into_iter().chain(op.add).collect(),
-            Self::GatherRows { input, .. } | Self::MergeRows { input, .. } | Self::StoreRows { input, .. } => {
-                vec![*input]
-            }
+            Self::MergeRows(op) => vec![op.input],
+            Self::GatherRows { input, .. } | Self::StoreRows { input, .. } => vec![*input],
             Self::InjectRows(op) => vec![op.out],
             Self::Logits(op) => vec![op.input],
             Self::Sample { logits } => vec![*logits],
@@ -151,7 +144,8 @@ impl Op {
     /// Returns the buffers that the op writes: its output first, then the residual that a norm updates.
     pub fn outputs(&self) -> Vec<BufferId> {
         match self {
-            Self::Patches { out } | Self::GatherRows { out, .. } | Self::MergeRows { out, .. } => vec![*out],
+            Self::Patches { out } | Self::GatherRows { out, .. } => vec![*out],
+            Self::MergeRows(op) => vec![op.out],
             Self::Embed(op) => vec![op.out],
             Self::PoolRows(op) => vec![op.out],
             Self::EmbedTaps(op) => vec![op.out],
@@ -415,6 +409,9 @@ pub struct PagedAttention {
     pub scale: f32,
     /// Sliding window in tokens.
     pub window: Option<usize>,
+    /// Whether a query also sees the keys behind its own, up to the end of its span
+    /// ([`StepBatch::seen_ends`](crate::StepBatch::seen_ends)).
+    pub spans: bool,
     /// Cap of the scores: `cap · tanh(score / cap)` before the softmax.
     pub softcap: Option<f32>,
     /// Attention sinks `[Hq]`: one more score for each query head, neither scaled nor capped. It takes part in the
@@ -424,6 +421,70 @@ pub struct PagedAttention {
     pub group: usize,
     /// Index of the layer within the group.
     pub layer: usize,
+}
+
+/// `input[T,C] → out[M,f·C]` or `out[M,C]`: each f consecutive rows become one, f being the program's
+/// [`merge`](crate::Program::merge).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MergeRows {
+    /// Input `[T,C]`.
+    pub input: BufferId,
+    /// Output `[M,f·C]` or `[M,C]`.
+    pub out: BufferId,
+    /// How rows become one.
+    pub kind: MergeKind,
+}
+
+/// How [`MergeRows`] makes rows one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MergeKind {
+    /// One after the other.
+    Concatenated,
+    /// Their mean, added in order.
+    Mean,
+}
+
+impl PagedAttention {
+    /// Returns the keys that a query sees.
+    pub const fn sight(&self) -> Sight {
+        if self.spans { Sight::Spans } else { Sight::Causal }
+    }
+}
+
+impl MergeKind {
+    /// Returns the number of columns that `merge` rows of `cols` columns become.
+    pub const fn cols(self, cols: usize, merge: usize) -> usize {
+        match self {
+            Self::Concatenated => cols.saturating_mul(merge),
+            Self::Mean => cols,
+        }
+    }
+}
+
+/// The keys that queries see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sight {
+    /// Those up to their own.
+    Causal,
+    /// Those up to the end of their span, if that is behind their own.
+    Spans,
+    /// Those of the whole sequence.
+    Both,
+}
+
+impl Sight {
+    /// Returns the first and the last key that a query sees. `place` is its own place, `len` the number of keys of its
+    /// sequence, `seen_end` its element of [`StepBatch::seen_ends`](crate::StepBatch::seen_ends). `window` is the number
+    /// of keys up to its own that it sees at most; with [`Sight::Both`], that on each side of its own.
+    pub fn keys(self, place: usize, len: usize, seen_end: usize, window: Option<usize>) -> (usize, usize) {
+        let window = window.unwrap_or(usize::MAX);
+        let first = (place + 1).saturating_sub(window);
+        match self {
+            Self::Causal => (first, place),
+            Self::Spans => (first, seen_end.saturating_sub(1).clamp(place, len.max(place + 1) - 1)),
+            Self::Both => (place.saturating_sub(window), place.saturating_add(window).min(len.max(1) - 1)),
+        }
+    }
 }
 
 /// `q[T,Hq·D] → out[T,Hq·D]`: attention without a cache, in both directions. A query sees every key of its segment, a

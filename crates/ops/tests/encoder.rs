@@ -37,7 +37,7 @@ fn build(edit: impl Fn(&mut Op)) -> Result<Program, ProgramError> {
         Op::QkvPost(QkvPost { input: qkv, out: q, heads: HEADS, norm: None, rope: Some(rope), kv }),
         Op::SegmentAttention(SegmentAttention { q, out: x, heads: HEADS, scale: 0.5, window: None }),
         Op::Act(Act { kind: GluKind::Gelu, input: x, out: x }),
-        Op::MergeRows { input: x, out: merged },
+        Op::MergeRows(MergeRows { input: x, out: merged, kind: MergeKind::Concatenated }),
         linear(out_w, merged, out),
         Op::StoreRows { input: out, column: OUT },
     ];
@@ -74,11 +74,17 @@ fn the_builder_reports_what_an_encoder_lacks_or_cannot_have() {
     });
     assert!(other.starts_with("SegmentAttention reads keys of HeadShape { q: 2, kv: 1, dim: 4,"), "{other}");
     let narrow = spoil(|op| {
-        if let Op::MergeRows { input, .. } = op {
-            *input = BufferId(0);
+        if let Op::MergeRows(m) = op {
+            m.input = BufferId(0);
         }
     });
     assert_eq!(narrow, "op 7 (MergeRows): the size of the output is 16, expected 24");
+    let mean = spoil(|op| {
+        if let Op::MergeRows(m) = op {
+            m.kind = MergeKind::Mean;
+        }
+    });
+    assert_eq!(mean, "op 7 (MergeRows): the size of the output is 16, expected 8");
     let unmerged = spoil(|op| {
         if let Op::StoreRows { input, .. } = op {
             *input = BufferId(1);

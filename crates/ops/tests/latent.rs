@@ -68,6 +68,7 @@ fn defect(parts: &Parts) -> String {
         heads,
         scale: 1.0,
         window,
+        spans: false,
         softcap,
         sinks,
         group: 0,

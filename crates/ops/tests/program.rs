@@ -71,6 +71,7 @@ fn build(edit: impl Fn(&mut Op)) -> Result<Program, ProgramError> {
             heads,
             scale: 0.7,
             window: None,
+            spans: false,
             softcap: None,
             sinks: None,
             group,
@@ -234,6 +235,7 @@ fn attention_reads_what_was_written_and_sample_is_last() {
         heads: HEADS,
         scale: 1.0,
         window: Some(4),
+        spans: false,
         softcap: None,
         sinks: None,
         group,
@@ -419,6 +421,7 @@ fn batch() -> StepBatch {
     StepBatch {
         pooled_lens: vec![],
         token_types: vec![],
+        seen_ends: vec![],
         token_ids: vec![1, 2, 3, 4],
         positions: vec![0, 1, 2, 9],
         slot_mapping: vec![vec![16, 17, 18, 41]],

@@ -34,6 +34,8 @@ pub(crate) struct Shape {
     pub(crate) reduces_rows: bool,
     /// Whether the program reads the types of tokens.
     pub(crate) has_types: bool,
+    /// Whether the tokens of an image see each other.
+    pub(crate) has_spans: bool,
 }
 
 impl Shape {
@@ -44,6 +46,7 @@ impl Shape {
             streams: program.position_streams(),
             reduces_rows: program.reduces_rows(),
             has_types: program.token_types() > 0,
+            has_spans: program.has_spans(),
         }
     }
 }
@@ -84,6 +87,9 @@ pub(crate) fn fill<'a>(
             let positions = (sequence.first_position..).take(sequence.tokens.len());
             batch.token_types.extend(positions.map(|position| u32::from(position >= second)));
         }
+        if shape.has_spans {
+            push_spans(batch, sequence, seats)?;
+        }
         for group in 0..groups {
             push_blocks(batch, plan, sequence, group, block_size)?;
         }
@@ -105,6 +111,23 @@ fn fill_positions<'a>(batch: &mut StepBatch, plan: &StepPlan, streams: usize, se
                 None => batch.positions.extend(places),
             }
         }
+    }
+}
+
+/// Appends the place after the last key that each row of a sequence sees.
+fn push_spans<'a>(batch: &mut StepBatch, sequence: &PlannedSequence, seats: &impl Seats<'a>) -> Result<(), String> {
+    let places = sequence.first_position..sequence.first_position + sequence.tokens.len() as u32;
+    let Some(images) = seats.images(sequence.slot) else {
+        batch.seen_ends.extend(places.map(|place| place + 1));
+        return Ok(());
+    };
+    let end = places.end;
+    batch.seen_ends.extend(places.map(|place| images.seen_end(place)));
+    match batch.seen_ends.last() {
+        Some(&last) if last > end => {
+            Err(format!("slot {} has a part of an image, which ends at {last}", sequence.slot))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -257,7 +280,7 @@ mod tests {
     }
 
     fn shape(streams: usize) -> Shape {
-        Shape { block_size: 4, groups: 2, streams, reduces_rows: false, has_types: false }
+        Shape { block_size: 4, groups: 2, streams, reduces_rows: false, has_types: false, has_spans: false }
     }
 
     #[test]
@@ -280,6 +303,20 @@ mod tests {
         plan.sequences[0].injected = 1..2;
         let error = fill(&mut batch, &plan, &shape(3), &drawn(&[70, 71]), &Known::default()).unwrap_err();
         assert_eq!(error, "slot 4 has the images 1..2");
+    }
+
+    #[test]
+    fn the_tokens_of_an_image_see_its_end() {
+        let mut batch = StepBatch::default();
+        let spans = Shape { has_spans: true, ..shape(1) };
+        let images = |rows| ImagePositions::new([octavo_models::ImageSpan { start: 1, rows, cols: 2 }]);
+        let mut fill = |images: &ImagePositions| {
+            fill(&mut batch, &plan(), &spans, &drawn(&[70, 71]), &Known { images: Some((4, images)), pair: None })
+                .map(|()| batch.seen_ends.clone())
+        };
+        // The image has the positions 1 to 4, and the chunk 3 to 5.
+        assert_eq!(fill(&images(2)), Ok(vec![5, 5, 6, 9]));
+        assert_eq!(fill(&images(3)), Err("slot 4 has a part of an image, which ends at 7".to_owned()));
     }
 
     fn drawn(ids: &[u32]) -> Drawn {
@@ -316,6 +353,7 @@ mod tests {
             token_types: vec![],
             slots: vec![4, 2],
             injected: vec![],
+            seen_ends: vec![],
         };
         assert_eq!(batch, expected);
         let memory = batch.token_ids.as_ptr();

@@ -38,6 +38,8 @@ pub type WriteViews = fn(token: &str, rows: usize, columns: usize) -> String;
 /// Writes the views of images.
 #[derive(Clone, Debug)]
 pub struct ViewWriter {
+    /// The text in a rendered prompt in whose place an image is written.
+    pub place: Arc<str>,
     /// The text of the image's token.
     pub token: Arc<str>,
     /// Writes one image.
@@ -45,9 +47,9 @@ pub struct ViewWriter {
 }
 
 impl ViewWriter {
-    /// Writes every image of a rendered prompt in the place of its token.
+    /// Writes every image of a rendered prompt in its place.
     fn write(&self, text: &str, images: &[Arc<ProcessedImage>]) -> Result<String, ApiError> {
-        let pieces: Vec<_> = text.split(&*self.token).collect();
+        let pieces: Vec<_> = text.split(&*self.place).collect();
         let places = pieces.len() - 1;
         if places != images.len() {
             return Err(misplaced(places, images.len()));

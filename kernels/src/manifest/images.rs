@@ -1,7 +1,7 @@
-//! Instances for images: `Patches`, `EmbedTaps`, `StoreRows`, `InjectRows`.
+//! Instances for images: `Patches`, `EmbedTaps`, `MergeRows`, `StoreRows`, `InjectRows`.
 
 use super::{Chip, Dtype, Instance};
-use crate::params::{EmbedTapsParams, MediaRowsParams, Params, PatchesParams};
+use crate::params::{EmbedTapsParams, MeanRowsParams, MediaRowsParams, Params, PatchesParams};
 use crate::sources;
 
 /// Direction of rows that move between a buffer and the media cache.
@@ -45,6 +45,12 @@ pub fn embed_taps(dtype: Dtype) -> Instance {
     )
 }
 
+/// Returns the instance that computes the means of consecutive rows.
+pub fn mean_rows(dtype: Dtype) -> Instance {
+    let (c_name, name) = (dtype.c_name(), format!("mean_rows_{}", dtype.name()));
+    instance::<MeanRowsParams>(name, format!("mean_rows<{c_name}>"), dtype)
+}
+
 /// Returns the instance that moves rows to or from the media cache.
 pub fn media_rows(dtype: Dtype, how: MediaMove) -> Instance {
     let (c_name, variant) = (dtype.c_name(), how.c_name());
@@ -56,7 +62,7 @@ pub(super) fn all(chip: Chip) -> Vec<Instance> {
     let dtypes = Dtype::ALL.into_iter().filter(|&dtype| chip.has(dtype));
     let of = |dtype| {
         let moves = MediaMove::ALL.map(|how| media_rows(dtype, how));
-        [patches(dtype), embed_taps(dtype)].into_iter().chain(moves)
+        [patches(dtype), embed_taps(dtype), mean_rows(dtype)].into_iter().chain(moves)
     };
     dtypes.flat_map(of).collect()
 }

@@ -119,6 +119,9 @@ params! {
         query_start: DevicePtr,
         /// u32 `[sequences]`: number of tokens whose keys exist, including those of this step; with 0, the output is 0.
         seq_lens: DevicePtr,
+        /// u32 `[tokens]`: place after the last key that a query sees, at most the sequence's length, in ascending order
+        /// within a sequence; null means its own place. Decode does not read it, and there must be no lookahead.
+        seen_ends: DevicePtr,
         /// u32, 16-byte aligned: a [`DecodePlan`](crate::plan::DecodePlan) or a
         /// [`PrefillPlan`](crate::plan::PrefillPlan). The plain kernel does not read it.
         plan: DevicePtr,

@@ -38,6 +38,22 @@ params! {
         cols: u32,
     }
 
+    /// Computes `out[r, c] = Σ input[r · merge + i, c] / merge` over i, rounded once. Grid: one CTA per row of the output.
+    MeanRowsParams {
+        /// T `[rows, cols]`.
+        out: DevicePtr,
+        /// T `[rows · merge, cols]`.
+        input: DevicePtr,
+        /// Number of rows of the output.
+        rows: u32,
+        /// Number of columns.
+        cols: u32,
+        /// Number of consecutive rows whose mean is a row of the output.
+        merge: u32,
+        /// Padding, 0.
+        reserved: u32,
+    }
+
     /// Moves rows to or from columns of the media cache: row `row_index[i]` belongs to row `media_index[i]` of the cache.
     /// Grid: one CTA per row that is moved.
     MediaRowsParams {
@@ -68,6 +84,13 @@ impl PatchesParams {
 }
 
 impl EmbedTapsParams {
+    /// Returns the grid of the launch.
+    pub fn grid(&self) -> [u32; 3] {
+        [self.rows, 1, 1]
+    }
+}
+
+impl MeanRowsParams {
     /// Returns the grid of the launch.
     pub fn grid(&self) -> [u32; 3] {
         [self.rows, 1, 1]

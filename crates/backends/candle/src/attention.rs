@@ -3,7 +3,7 @@
 //! The loops are simple: a query row reads its keys in place, in ascending position, whether it came alone, in a chunk
 //! or beside other sequences. Its result is a function of only its query and its keys, bit by bit.
 
-use octavo_ops::{BlockTables, HeadShape, StepBatch};
+use octavo_ops::{BlockTables, HeadShape, Sight, StepBatch};
 use rayon::prelude::*;
 
 use crate::kv::{Half, KvCache};
@@ -18,9 +18,9 @@ pub(crate) struct Attention<'a> {
     pub(crate) tables: &'a BlockTables,
     pub(crate) heads: HeadShape,
     pub(crate) scale: f32,
-    /// Whether a query sees only the keys up to its own position.
-    pub(crate) causal: bool,
-    /// Number of keys that a query sees, or on each side of its own unless `causal`.
+    /// The keys that a query sees.
+    pub(crate) sight: Sight,
+    /// Number of keys that a query sees, or on each side of its own.
     pub(crate) window: Option<usize>,
     pub(crate) softcap: Option<f32>,
     /// Attention sinks by query head.
@@ -52,7 +52,8 @@ impl Attention<'_> {
             let sequence = sequences[row];
             let places = batch.places(sequence);
             let place = places.start + row - batch.query_range(sequence).start;
-            let (first, last) = self.sees(place, places.end);
+            let seen_end = batch.seen_ends.get(row).map_or(0, |&end| end as usize);
+            let (first, last) = self.sight.keys(place, places.end, seen_end, self.window);
             let table = self.tables.row(sequence);
             let view = View { cache: self.cache, layer: self.layer, head, dim, table, first, last };
             let heads = head * group..;
@@ -62,15 +63,6 @@ impl Attention<'_> {
             }
         });
         out
-    }
-
-    /// Returns the first and the last key that the query at a place of a sequence of `len` tokens sees.
-    fn sees(&self, place: usize, len: usize) -> (usize, usize) {
-        let window = self.window.unwrap_or(usize::MAX);
-        match self.causal {
-            true => ((place + 1).saturating_sub(window), place),
-            false => (place.saturating_sub(window), place.saturating_add(window).min(len - 1)),
-        }
     }
 
     /// Computes one head of one query. `scores` is scratch memory.

@@ -3,8 +3,8 @@
 use candle_core::{Device, Result, Tensor, bail};
 use octavo_ops::{
     BackendError, BufferId, Embed, EmbedIds, EncodeBatch, HeadLinear, HeadShape, KvPlace, LatentPost, Limits, Linear,
-    Logits, NormKind, NormOp, Op, PoolKind, PoolRows, Program, ProgramKind, QkNorm, QkvPost, Residual, Route, Rows,
-    StepBatch, WeightId,
+    Logits, MergeKind, NormKind, NormOp, Op, PoolKind, PoolRows, Program, ProgramKind, QkNorm, QkvPost, Residual,
+    Route, Rows, Sight, StepBatch, WeightId,
 };
 
 use crate::attention::Attention;
@@ -97,9 +97,12 @@ impl<'a> Forward<'a> {
             Op::Patches { out } => media::patches(self.images()?, self.program.buffers[out.0].cols)?,
             Op::EmbedTaps(op) => media::embed_taps(self.buffer(op.out)?, self.weight(op.table), self.images()?)?,
             Op::InjectRows(op) => self.media.inject(self.buffer(op.out)?, op, &self.batch.injected)?,
-            Op::MergeRows { input, .. } => {
-                let input = self.buffer(*input)?;
-                input.reshape((rows, input.elem_count() / rows))?
+            Op::MergeRows(op) => {
+                let input = self.buffer(op.input)?;
+                match op.kind {
+                    MergeKind::Concatenated => input.reshape((rows, input.elem_count() / rows))?,
+                    MergeKind::Mean => input.reshape((rows, self.program.merge(), input.dim(1)?))?.mean(1)?,
+                }
             }
             Op::StoreRows { .. } | Op::Route(_) => bail!("{} writes no numbers", op.name()),
             Op::Norm(op) => self.norm(op)?,
@@ -115,7 +118,7 @@ impl<'a> Forward<'a> {
                     tables: &self.batch.block_tables[op.group],
                     heads: op.heads,
                     scale: op.scale,
-                    causal: true,
+                    sight: op.sight(),
                     window: op.window,
                     softcap: op.softcap,
                     sinks: op.sinks.map(|id| self.weight(id).flatten_all()?.to_vec1()).transpose()?,
@@ -131,7 +134,7 @@ impl<'a> Forward<'a> {
                         tables: &self.batch.block_tables[group],
                         heads: op.heads,
                         scale: op.scale,
-                        causal: false,
+                        sight: Sight::Both,
                         window: op.window,
                         softcap: None,
                         sinks: None,

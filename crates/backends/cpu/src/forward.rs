@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use half::bf16;
 use octavo_ops::{
     BufferId, Element, Embed, EmbedIds, EncodeBatch, Glu, NormKind, PoolKind, PoolRows, Program, Residual, Rope,
-    RopeStyle, Rows as RowCount, StepBatch, sampling,
+    RopeStyle, Rows as RowCount, Sight, StepBatch, sampling,
 };
 
 use crate::Isa;
@@ -216,7 +216,7 @@ impl Forward<'_> {
                 Stage::Embed(op) => self.embed(op, worker, scratch.rows[op.out.0]),
                 Stage::Patches { out } => self.patches(worker, scratch.rows[out.0]),
                 Stage::EmbedTaps(op) => self.embed_taps(op, worker, scratch.rows[op.out.0]),
-                Stage::Merge { input, out } => self.merge(worker, scratch.rows[input.0], scratch.rows[out.0]),
+                Stage::Merge(op) => self.merge(op, worker, scratch),
                 Stage::Store { input, column } => self.store(*input, *column, worker, scratch),
                 Stage::Inject(op) => self.inject(op, worker, scratch),
                 Stage::Act(op) => self.act(op, worker, scratch),
@@ -402,7 +402,8 @@ impl Forward<'_> {
             tables: &self.batch.block_tables[op.group],
             heads: op.heads,
             scale: op.scale,
-            causal: op.causal,
+            sight: op.sight,
+            seen_ends: &self.batch.seen_ends,
             window: op.window,
             softcap: op.softcap,
             sinks: op.sinks.as_deref(),
@@ -415,8 +416,10 @@ impl Forward<'_> {
         worker.share(runs.len() * heads * parts, |task| {
             let (task, part) = (task / parts, task % parts);
             // The keys of one head of a large image fit a cache that those of all heads exceed.
-            let (run, head) =
-                if op.causal { (task / heads, task % heads) } else { (task % runs.len(), task / runs.len()) };
+            let (run, head) = match op.sight {
+                Sight::Causal | Sight::Spans => (task / heads, task % heads),
+                Sight::Both => (task % runs.len(), task / runs.len()),
+            };
             // SAFETY: the caller guarantees this; each part of a head of a run is taken by one thread.
             unsafe { attention.run(self.isa, runs[run], head, attention.part(head, part, parts)) };
         });

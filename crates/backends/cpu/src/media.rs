@@ -1,6 +1,6 @@
 //! The media cache, and the stages of images.
 
-use octavo_ops::{Act, BackendError, BufferId, EmbedTaps, InjectMode, InjectRows};
+use octavo_ops::{Act, BackendError, BufferId, EmbedTaps, InjectMode, InjectRows, MergeKind, MergeRows};
 
 use crate::activation::{Rows, Span};
 use crate::failed;
@@ -87,13 +87,23 @@ impl Forward<'_> {
         });
     }
 
-    pub(crate) unsafe fn merge(&self, worker: Worker<'_>, input: Rows, out: Rows) {
+    pub(crate) unsafe fn merge(&self, op: &MergeRows, worker: Worker<'_>, scratch: &Scratch) {
+        let (input, out) = (scratch.rows[op.input.0], scratch.rows[op.out.0]);
         let factor = self.program.merge();
         worker.share(self.batch.tokens() / factor, |row| {
             // SAFETY: the caller guarantees this; the row belongs to this thread.
             unsafe {
-                for (index, part) in out.write(out.span(row)).chunks_exact_mut(input.cols).enumerate() {
-                    part.copy_from_slice(input.read(input.span(row * factor + index)));
+                let merged = out.write(out.span(row));
+                let rows = (row * factor..(row + 1) * factor).map(|row| input.read(input.span(row)));
+                match op.kind {
+                    MergeKind::Concatenated => {
+                        merged.chunks_exact_mut(input.cols).zip(rows).for_each(|(part, row)| part.copy_from_slice(row));
+                    }
+                    MergeKind::Mean => {
+                        merged.fill(0.0);
+                        rows.for_each(|row| merged.iter_mut().zip(row).for_each(|(sum, x)| *sum += x));
+                        self.isa.scale(merged, 1.0 / factor as f32);
+                    }
                 }
                 out.prepare(self.isa, out.span(row));
             }

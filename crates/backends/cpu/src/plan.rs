@@ -2,8 +2,8 @@
 
 use octavo_ops::{
     Act, BackendError, Buffer, BufferId, Element, Embed, EmbedTaps, ExpertLinear, GateRows, Glu, HeadLinear, HeadShape,
-    InjectRows, KvPlace, LatentPost, Logits, NormKind, NormOp, Op, PoolRows, Program, QkNorm, QkvPost, Residual, Rope,
-    Route, Rows, WeightId,
+    InjectRows, KvPlace, LatentPost, Logits, MergeRows, NormKind, NormOp, Op, PoolRows, Program, QkNorm, QkvPost,
+    Residual, Rope, Route, Rows, Sight, WeightId,
 };
 
 use crate::activation::Forms;
@@ -38,10 +38,7 @@ pub(crate) enum Stage {
     GateRows(GateRows),
     Experts(experts::Stage),
     Latent(latent::Stage),
-    Merge {
-        input: BufferId,
-        out: BufferId,
-    },
+    Merge(MergeRows),
     Store {
         input: BufferId,
         column: usize,
@@ -95,8 +92,8 @@ pub(crate) struct Attended {
     pub(crate) out: BufferId,
     pub(crate) heads: HeadShape,
     pub(crate) scale: f32,
-    pub(crate) causal: bool,
-    /// Number of keys that a row sees, or on each side of its own unless `causal`.
+    pub(crate) sight: Sight,
+    /// Number of keys that a row sees, or on each side of its own.
     pub(crate) window: Option<usize>,
     pub(crate) softcap: Option<f32>,
     /// Attention sinks by query head.
@@ -210,7 +207,7 @@ impl Planner<'_> {
                 out: op.out,
                 heads: op.heads,
                 scale: op.scale,
-                causal: true,
+                sight: op.sight(),
                 window: op.window,
                 softcap: op.softcap,
                 sinks: op.sinks.map(|id| self.vector(id, false)),
@@ -224,7 +221,7 @@ impl Planner<'_> {
                     out: op.out,
                     heads: op.heads,
                     scale: op.scale,
-                    causal: false,
+                    sight: Sight::Both,
                     window: op.window,
                     softcap: None,
                     sinks: None,
@@ -238,7 +235,7 @@ impl Planner<'_> {
             Op::Route(op) => Stage::Experts(self.route(op)),
             Op::ExpertLinear(op) => Stage::Experts(self.expert_linear(op)),
             Op::ExpertSum(op) => Stage::Experts(experts::Stage::Sum(op.clone())),
-            Op::MergeRows { input, out } => Stage::Merge { input: *input, out: *out },
+            Op::MergeRows(op) => Stage::Merge(*op),
             Op::StoreRows { input, column } => Stage::Store { input: *input, column: *column },
             Op::InjectRows(op) => Stage::Inject(op.clone()),
             Op::GatherRows { input, out } => Stage::Gather { input: *input, out: *out },
@@ -392,7 +389,7 @@ impl Planner<'_> {
                 | Op::Glu(_)
                 | Op::Act(_)
                 | Op::GateRows(_)
-                | Op::MergeRows { .. }
+                | Op::MergeRows(_)
                 | Op::GatherRows { .. }
                 | Op::PoolRows(_) => true,
                 Op::Norm(norm) => written == norm.out,

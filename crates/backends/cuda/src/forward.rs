@@ -205,6 +205,7 @@ impl Machine {
             block_table: step.at(shape.table(layer.group)),
             query_start: step.at(shape.query_start()),
             seq_lens: step.at(shape.seq_lens()),
+            seen_ends: if shape.spanned > 0 { step.at(shape.seen_ends()) } else { 0 },
             plan: step.at(plan),
             table_stride: shape.table_stride as u32,
             sequences: shape.sequences as u32,

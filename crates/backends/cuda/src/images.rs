@@ -1,8 +1,12 @@
 //! Lowering and launches of the ops of images.
 
 use octavo_kernels::manifest::{self, MediaMove};
-use octavo_kernels::params::{ActParams, AttentionParams, EmbedTapsParams, MediaRowsParams, PatchesParams};
-use octavo_ops::{Act, BackendError, BufferId, EmbedTaps, InjectMode, InjectRows, Rows, SegmentAttention};
+use octavo_kernels::params::{
+    ActParams, AttentionParams, EmbedTapsParams, MeanRowsParams, MediaRowsParams, PatchesParams,
+};
+use octavo_ops::{
+    Act, BackendError, BufferId, EmbedTaps, InjectMode, InjectRows, MergeKind, MergeRows, Rows, SegmentAttention,
+};
 
 use crate::build::KernelId;
 use crate::forward::{Machine, Step, some};
@@ -25,11 +29,15 @@ pub(crate) enum ImageStage {
         params: ActParams,
         rows: Rows,
     },
-    /// Merged rows are consecutive, so they are copied as they are.
-    Merge {
+    /// Rows that become one are consecutive, so they are copied as they are.
+    Concatenate {
         out: u64,
         input: u64,
         row_bytes: u64,
+    },
+    Mean {
+        kernel: KernelId,
+        params: MeanRowsParams,
     },
     Store {
         kernel: KernelId,
@@ -69,9 +77,19 @@ impl Lowering<'_> {
         Stage::Image(ImageStage::Act { kernel, params, rows: self.rows(op.out) })
     }
 
-    pub(crate) fn merge(&self, input: BufferId, out: BufferId) -> Stage {
-        let row_bytes = u64::from(self.cols(out)) * self.setting.dtype.bytes() as u64;
-        Stage::Image(ImageStage::Merge { out: self.buffer(out), input: self.buffer(input), row_bytes })
+    pub(crate) fn merge(&mut self, op: &MergeRows) -> Stage {
+        let (out, input, cols) = (self.buffer(op.out), self.buffer(op.input), self.cols(op.out));
+        Stage::Image(match op.kind {
+            MergeKind::Concatenated => {
+                let row_bytes = u64::from(cols) * self.setting.dtype.bytes() as u64;
+                ImageStage::Concatenate { out, input, row_bytes }
+            }
+            MergeKind::Mean => {
+                let kernel = self.instances.id(manifest::mean_rows(self.setting.dtype));
+                let merge = self.program.merge() as u32;
+                ImageStage::Mean { kernel, params: MeanRowsParams { out, input, rows: 0, cols, merge, reserved: 0 } }
+            }
+        })
     }
 
     pub(crate) fn store(&mut self, input: BufferId, column: usize) -> Stage {
@@ -144,8 +162,12 @@ impl Machine {
                 let threads = self.kernels.get(*kernel).threads;
                 some(params.rows, || self.launch(*kernel, params.grid(threads), &params))
             }
-            ImageStage::Merge { out, input, row_bytes } => {
+            ImageStage::Concatenate { out, input, row_bytes } => {
                 Ok(self.gpu.copy(*out, *input, shape.merged as u64 * row_bytes)?)
+            }
+            ImageStage::Mean { kernel, params } => {
+                let params = MeanRowsParams { rows: shape.merged as u32, ..*params };
+                some(params.rows, || self.launch(*kernel, params.grid(), &params))
             }
             ImageStage::Store { kernel, params } => self.media_rows(*kernel, params, 0, step),
             ImageStage::Inject { kernel, params } => {

@@ -67,6 +67,7 @@ impl Limits {
             pooled: self.pooled,
             reduced: if program.reduces_rows() { self.pooled } else { 0 },
             typed: if program.token_types() > 0 { self.tokens } else { 0 },
+            spanned: if program.has_spans() { self.tokens } else { 0 },
             groups: kv_groups(program).len(),
             media: if program.media_columns() > 0 { self.tokens } else { 0 },
             merged: self.tokens / program.merge(),

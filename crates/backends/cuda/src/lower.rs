@@ -126,7 +126,7 @@ impl Lowering<'_> {
             Op::EmbedTaps(op) => self.embed_taps(op)?,
             Op::SegmentAttention(op) => self.segment_attention(op),
             Op::Act(op) => self.act(op),
-            Op::MergeRows { input, out } => self.merge(*input, *out),
+            Op::MergeRows(op) => self.merge(op),
             Op::StoreRows { input, column } => self.store(*input, *column),
             Op::InjectRows(op) => self.inject(op),
             Op::GateRows(op) => self.gate_rows(op),

@@ -19,6 +19,8 @@ pub(crate) struct StepShape {
     pub(crate) reduced: usize,
     /// T if tokens have types, else 0.
     pub(crate) typed: usize,
+    /// T if the program has spans, else 0.
+    pub(crate) spanned: usize,
     /// Number of rows of the media cache that are read or written.
     pub(crate) media: usize,
     /// Number of merged rows M of an encoder.
@@ -94,9 +96,13 @@ impl StepShape {
         self.pooled_lens() + aligned(self.reduced)
     }
 
+    pub(crate) const fn seen_ends(&self) -> usize {
+        self.token_types() + aligned(self.typed)
+    }
+
     /// Returns the start of the rows of the media cache.
     pub(crate) const fn media_rows(&self) -> usize {
-        self.token_types() + aligned(self.typed)
+        self.seen_ends() + aligned(self.spanned)
     }
 
     /// Returns the start of the step's rows that belong to those of the media cache.
@@ -214,6 +220,7 @@ impl Filler {
             pooled: batch.pooled_rows.len(),
             reduced: batch.pooled_lens.len(),
             typed: batch.token_types.len(),
+            spanned: batch.seen_ends.len(),
             media: batch.injected.len(),
             groups: batch.block_tables.len(),
             streams,
@@ -258,6 +265,7 @@ impl Filler {
         array(shape.pooled_rows(), &batch.pooled_rows, shape.pooled, 0);
         array(shape.pooled_lens(), &batch.pooled_lens[..shape.reduced], shape.reduced, 0);
         array(shape.token_types(), &batch.token_types[..shape.typed], shape.typed, 0);
+        array(shape.seen_ends(), &batch.seen_ends, shape.spanned, 0);
         for (at, injected) in batch.injected.iter().enumerate() {
             array(shape.media_rows() + at, &[injected.media], 1, 0);
             array(shape.injected_rows() + at, &[injected.row], 1, 0);
@@ -297,6 +305,7 @@ mod tests {
             pooled_rows: vec![],
             pooled_lens: vec![],
             token_types: vec![],
+            seen_ends: vec![],
             slots: vec![0, 1, 2],
             injected: vec![],
         }
@@ -311,6 +320,7 @@ mod tests {
             pooled: 1,
             reduced: 1,
             typed: 5,
+            spanned: 5,
             media: 2,
             merged: 0,
             tapped: 1,

@@ -47,7 +47,7 @@ impl Texts {
 /// Returns whether a program reads patches or writes the media cache, so that its steps are those of images.
 pub(crate) fn encodes_images(program: &Program) -> bool {
     let is_of_images =
-        |op: &Op| matches!(op, Op::Patches { .. } | Op::EmbedTaps(_) | Op::MergeRows { .. } | Op::StoreRows { .. });
+        |op: &Op| matches!(op, Op::Patches { .. } | Op::EmbedTaps(_) | Op::MergeRows(_) | Op::StoreRows { .. });
     program.ops.iter().any(is_of_images)
 }
 

@@ -20,6 +20,8 @@ pub(crate) enum Derived {
     Head(HeadTensor),
     /// The difference of two rows.
     Difference(RowDifference),
+    /// A matrix whose rows are the columns of the named one.
+    Transposed(String),
 }
 
 /// A row of a matrix minus another one, in f32.
@@ -103,6 +105,7 @@ impl Derived {
             Self::Expert(tensor) => tensor.describe(checkpoint),
             Self::Head(tensor) => tensor.describe(checkpoint),
             Self::Difference(rows) => rows.describe(checkpoint),
+            Self::Transposed(source) => transposed_shape(checkpoint, source),
         }
     }
 
@@ -112,8 +115,24 @@ impl Derived {
             Self::Expert(tensor) => tensor.read(checkpoint),
             Self::Head(tensor) => tensor.read(checkpoint),
             Self::Difference(rows) => rows.read(checkpoint),
+            Self::Transposed(source) => transposed(checkpoint, source),
         }
     }
+}
+
+fn transposed_shape(checkpoint: &Checkpoint, source: &str) -> Result<(StorageType, Vec<usize>), WeightError> {
+    let (info, _) = find(checkpoint, source)?;
+    match info.shape[..] {
+        [rows, cols] => Ok((storage(source, info)?, vec![cols, rows])),
+        _ => Err(invalid(source, format!("its shape {:?} is not that of a matrix", info.shape))),
+    }
+}
+
+fn transposed<'a>(checkpoint: &'a Checkpoint, source: &str) -> Result<TensorData<'a>, WeightError> {
+    let (storage, shape) = transposed_shape(checkpoint, source)?;
+    let (info, file) = find(checkpoint, source)?;
+    let bytes = columns(&file[info.range.clone()], storage.block_bytes(), shape[1], 0, 1);
+    Ok(TensorData { storage, shape, bytes: Cow::Owned(bytes) })
 }
 
 impl HeadTensor {

@@ -391,8 +391,7 @@ impl Checkpoint {
 
     /// Returns how a tensor is made from others, if the file does not have it.
     fn derived(&self, name: &str) -> Option<Derived> {
-        let Files::HuggingFace { shards, .. } = &self.files else { return None };
-        if shards.find(name).is_some() {
+        if self.has_tensor(name) || matches!(self.files, Files::Dummy { .. }) {
             return None;
         }
         let head = self.config.vectors.as_ref().and_then(|vectors| vectors.head.first());

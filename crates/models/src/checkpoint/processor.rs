@@ -22,9 +22,15 @@ pub struct ProcessorConfig {
     pub text: Option<ViewText>,
 }
 
-/// Writes the text of an image in a prompt, with the text `image` of the image's token once for each view, in the order of
-/// the views. `rows` and `columns` are those of the tiles, or 0 if the image is not cut.
-pub type ViewText = fn(image: &str, rows: usize, columns: usize) -> String;
+/// The text of an image in a prompt.
+#[derive(Clone, Copy, Debug)]
+pub struct ViewText {
+    /// Text that a chat template writes for an image; `None` if it is that of the image's token.
+    pub placeholder: Option<&'static str>,
+    /// Writes the text that stands in its place, with the text `image` of the image's token once for each view, in the
+    /// order of the views. `rows` and `columns` are those of the tiles, or 0 if the image is not cut.
+    pub write: fn(image: &str, rows: usize, columns: usize) -> String,
+}
 
 /// The sizes of an image and of its views, which the encoder reads one by one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +41,11 @@ pub enum ImageSize {
         min: u64,
         /// Largest area.
         max: u64,
+    },
+    /// One square view of the same size for every image, whatever its aspect ratio.
+    Fixed {
+        /// Side of the square in pixels.
+        side: u32,
     },
     /// One square view, made in two steps.
     Square {

@@ -16,6 +16,9 @@ const INDEX: &str = "model.safetensors.index.json";
 /// Maximum number of shards accepted; the largest published models have a few hundred.
 const MAX_SHARDS: usize = 4096;
 
+/// Prefix of the names of a SigLIP encoder, and a shorter one.
+const ENCODER: &str = "vision_tower.vision_model.";
+const SHORT_ENCODER: &str = "vision_tower.";
 /// Prefixes of the model's names in a file that has a head too.
 const BASES: [&str; 3] = ["model.", "bert.", "roberta."];
 
@@ -118,17 +121,19 @@ impl Shards {
     }
 }
 
-/// Returns the other names of a tensor. The decoder of a model with images had names of its own before transformers 4.52.
+/// Returns the other names of a tensor. The parts of a model with images had names of their own before transformers 4.52,
+/// and an encoder has shorter ones since transformers 5.
 /// A model that was stored without a head, such as Qwen3-Embedding, has names without the prefix. The first files of BERT
 /// have other names for the two tensors of a norm.
 fn other_names(name: &str) -> impl Iterator<Item = Cow<'_, str>> {
     let with_images = name.strip_prefix("model.language_model.").map(|rest| format!("language_model.model.{rest}"));
     let bare = BASES.iter().find_map(|base| name.strip_prefix(base));
+    let encoder = name.contains(ENCODER).then(|| name.replace(ENCODER, SHORT_ENCODER));
     let old = name.rsplit_once(".LayerNorm.").map(|(norm, kind)| {
         let kind = if kind == "weight" { "gamma" } else { "beta" };
         format!("{norm}.LayerNorm.{kind}")
     });
-    with_images.into_iter().chain(old).map(Cow::from).chain(bare.map(Cow::from))
+    with_images.into_iter().chain(encoder).chain(old).map(Cow::from).chain(bare.map(Cow::from))
 }
 
 /// Returns whether `name` is one normal path component on every platform: no separator, no `..`, not absolute.

@@ -6,6 +6,7 @@ mod fields;
 pub(crate) mod gguf;
 pub(crate) mod hf;
 mod latent;
+pub(crate) mod mmproj;
 mod rope;
 pub(crate) mod vectors;
 mod vision;

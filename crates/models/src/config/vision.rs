@@ -79,6 +79,8 @@ pub struct VisionConfig {
     pub norm_eps: f32,
     /// Base of the rotary frequencies, if the encoder has rotary positions.
     pub theta: Option<f64>,
+    /// Whether the decoder's tokens of an image see each other in both directions.
+    pub seen_whole: bool,
     /// Tokens of images.
     pub tokens: ImageTokens,
 }

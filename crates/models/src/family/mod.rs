@@ -113,6 +113,8 @@ pub(crate) struct Mmproj {
     /// Reads the encoder's metadata. The second argument is the number of convolutions over patches in the file, one for
     /// each frame.
     pub(crate) vision: fn(&MetadataView<'_>, usize, &ModelConfig, ImageTokens) -> Result<VisionConfig, ConfigError>,
+    /// Whether there are models without an encoder, so that none of the mmproj files in a folder may be theirs.
+    pub(crate) optional: bool,
 }
 
 impl Family {

@@ -113,6 +113,8 @@ pub(super) struct Decoder<'a> {
     embedding: Option<WeightId>,
     /// Number of parts of the media cache that the decoder takes: 0 if it takes no images.
     media_parts: usize,
+    /// Whether the tokens of an image see each other in both directions.
+    spans: bool,
 }
 
 impl<'a> Decoder<'a> {
@@ -134,14 +136,15 @@ impl<'a> Decoder<'a> {
         };
         let kv = if config.is_causal() { kv_groups(&mut builder, &config.layers) } else { Vec::new() };
         let rope_factors = rope_factors(checkpoint)?;
-        Ok(Self { checkpoint, builder, scratch, rope_factors, kv, embedding: None, media_parts: 0 })
+        Ok(Self { checkpoint, builder, scratch, rope_factors, kv, embedding: None, media_parts: 0, spans: false })
     }
 
     /// Starts a decoder that takes the outputs of the model's encoder.
     pub(super) fn with_images(checkpoint: &'a Checkpoint) -> Result<Self, ModelError> {
         let vision = checkpoint.config().vision.as_ref();
         let media_parts = vision.map_or(0, |vision| 1 + vision.deepstack_layers.len());
-        Ok(Self { media_parts, ..Self::new(checkpoint)? })
+        let spans = vision.is_some_and(|vision| vision.seen_whole);
+        Ok(Self { media_parts, spans, ..Self::new(checkpoint)? })
     }
 
     /// Emits the whole decoder.
@@ -231,7 +234,8 @@ impl<'a> Decoder<'a> {
         let out = attended;
         self.builder.push(match place {
             Some((group, layer)) => {
-                Op::PagedAttention(PagedAttention { q, out, heads, scale, window, softcap, sinks, group, layer })
+                let spans = self.spans;
+                Op::PagedAttention(PagedAttention { q, out, heads, scale, window, spans, softcap, sinks, group, layer })
             }
             None => Op::SegmentAttention(SegmentAttention { q, out, heads, scale, window }),
         });

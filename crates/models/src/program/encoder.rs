@@ -3,8 +3,8 @@
 //! As in decoders, one residual stream runs through the program, here `x[T,H]` over the patches.
 
 use octavo_ops::{
-    Act, BufferId, EmbedTaps, GluKind, KvPlace, Linear, NormKind, NormOp, Op, Program, ProgramBuilder, QkvPost, Rope,
-    Rows, SegmentAttention, WeightId,
+    Act, BufferId, EmbedTaps, GluKind, KvPlace, Linear, MergeKind, MergeRows, NormKind, NormOp, Op, Program,
+    ProgramBuilder, QkvPost, Rope, Rows, SegmentAttention, WeightId,
 };
 
 use super::ModelError;
@@ -144,6 +144,27 @@ impl<'a> Encoder<'a> {
         let (kind, eps, unit_offset, add) = (NormKind::Layer, self.config.norm_eps, false, None);
         self.builder.push(Op::Norm(NormOp { kind, weight, bias, eps, unit_offset, input, add, out }));
         Ok(())
+    }
+
+    /// Emits an RMS norm without a bias. `unit_offset` says whether its factor is `1 + weight`.
+    pub(crate) fn rms_norm(
+        &mut self,
+        label: &str,
+        tensor: &str,
+        unit_offset: bool,
+        x: BufferId,
+    ) -> Result<(), ModelError> {
+        let cols = self.builder.buffer_cols(x);
+        let weight = part(self.checkpoint, format!("{tensor}.weight"), 1, &[cols])?;
+        let weight = self.builder.weight(label, cols, vec![weight]);
+        let (kind, bias, eps, add) = (NormKind::Rms, None, self.config.norm_eps, None);
+        self.builder.push(Op::Norm(NormOp { kind, weight, bias, eps, unit_offset, input: x, add, out: x }));
+        Ok(())
+    }
+
+    /// Emits the merge of the patches of a square.
+    pub(crate) fn merge(&mut self, kind: MergeKind, input: BufferId, out: BufferId) {
+        self.builder.push(Op::MergeRows(MergeRows { input, out, kind }));
     }
 
     pub(crate) fn act(&mut self, kind: GluKind, x: BufferId) {

@@ -76,8 +76,18 @@ impl Decoder<'_> {
         let post = LatentPost { q, kv, out: absorbed, heads, norm, eps, rope, group, layer: index };
         self.builder.push(Op::LatentPost(post));
         let sinks = None;
-        let attention =
-            PagedAttention { q: absorbed, out: attended, heads, scale, window, softcap, sinks, group, layer: index };
+        let attention = PagedAttention {
+            q: absorbed,
+            out: attended,
+            heads,
+            scale,
+            window,
+            spans: false,
+            softcap,
+            sinks,
+            group,
+            layer: index,
+        };
         self.builder.push(Op::PagedAttention(attention));
         let weights = HeadWeights { label: "latent_value", role: Role::LatentValue, rows: value, cols: rank };
         self.head_linear(block, heads.q, &weights, attended, values)?;

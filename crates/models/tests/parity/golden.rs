@@ -110,7 +110,6 @@ golden_tests! {
     qwen2_gguf: "qwen2-gguf";
     gemma2: "gemma2";
     gemma3_with_a_window_in_some_layers: "gemma3";
-    gemma3_with_images: "gemma3-images";
     phi3_with_long_rope: "phi3";
     phi4: "phi4";
     granite: "granite";

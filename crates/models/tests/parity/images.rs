@@ -99,6 +99,8 @@ enum Defect {
     Blocks,
     /// Each patch has the learned position of the patch before it.
     Taps,
+    /// Tokens of images see only those before them.
+    Spans,
 }
 
 /// A loaded model with an encoder, and one sequence.
@@ -107,6 +109,9 @@ struct Session {
     vision: VisionConfig,
     /// Number of positions of a token.
     streams: usize,
+    has_spans: bool,
+    /// Number of KV groups.
+    groups: usize,
     defect: Defect,
 }
 
@@ -125,10 +130,17 @@ impl Session {
         }
         backend.load(&decoder, checkpoint, &mut |_| {}).unwrap();
         backend.load_encoder(&encoder.unwrap(), checkpoint, &mut |_| {}).unwrap();
-        backend.allocate_kv(BLOCK, &[16]).unwrap();
+        backend.allocate_kv(BLOCK, &vec![16; decoder.kv_groups.len()]).unwrap();
         backend.allocate_media(MEDIA).unwrap();
-        let streams = decoder.position_streams();
-        Self { backend, vision: checkpoint.config().vision.clone().unwrap(), streams, defect }
+        let (streams, has_spans) = (decoder.position_streams(), decoder.has_spans());
+        Self {
+            backend,
+            vision: checkpoint.config().vision.clone().unwrap(),
+            streams,
+            has_spans,
+            groups: decoder.kv_groups.len(),
+            defect,
+        }
     }
 
     /// Encodes the images and returns their rows of the cache.
@@ -172,7 +184,8 @@ impl Session {
         }
     }
 
-    /// Runs the prompt in chunks of the given size and returns the logits of every token.
+    /// Runs the prompt in chunks of the given size and returns the logits of every token. A chunk is longer if the tokens of
+    /// an image see each other.
     fn run(&mut self, case: &Case, chunk: usize) -> Vec<f32> {
         let spans = case.spans(&self.vision);
         let positions = ImagePositions::new(spans.iter().copied());
@@ -180,8 +193,16 @@ impl Session {
         let first_row = |at: usize| spans[..at].iter().map(|span| span.rows * span.cols).sum::<u32>();
         let table: Vec<u32> = (1..16).rev().collect();
         let mut logits = Vec::new();
-        for start in (0..case.ids.len()).step_by(chunk) {
-            let end = (start + chunk).min(case.ids.len());
+        let mut start = 0;
+        while start < case.ids.len() {
+            let mut end = (start + chunk).min(case.ids.len());
+            if self.has_spans {
+                end = positions.seen_end(end as u32 - 1) as usize;
+            }
+            let seen_end = |place: usize| match self.defect {
+                Defect::Spans => place as u32 + 1,
+                _ => positions.seen_end(place as u32),
+            };
             let slot = |p: usize| table[p / BLOCK] * BLOCK as u32 + (p % BLOCK) as u32;
             let at = |index: usize| match self.defect {
                 Defect::Positions => [index as u32; 3],
@@ -201,17 +222,19 @@ impl Session {
                     .flat_map(|axis| (start..end).map(move |i| (axis, i)))
                     .map(|(axis, i)| at(i)[axis])
                     .collect(),
-                slot_mapping: vec![(start..end).map(slot).collect()],
-                block_tables: vec![BlockTables { stride: 15, ids: table.clone() }],
+                slot_mapping: vec![(start..end).map(slot).collect(); self.groups],
+                block_tables: vec![BlockTables { stride: 15, ids: table.clone() }; self.groups],
                 query_start: vec![0, (end - start) as u32],
                 seq_lens: vec![end as u32],
                 sampled_rows: (0..(end - start) as u32).collect(),
                 slots: vec![0],
                 injected: if self.defect == Defect::Embeddings { vec![] } else { injected.collect() },
+                seen_ends: if self.has_spans { (start..end).map(seen_end).collect() } else { vec![] },
                 ..StepBatch::default()
             };
             self.backend.forward(&batch).unwrap();
             logits.extend(self.backend.logits().unwrap());
+            start = end;
         }
         logits
     }
@@ -323,6 +346,21 @@ fn defects_of_qwen3_vl_are_seen() {
 #[test]
 fn defects_of_idefics3_are_seen() {
     sees("idefics3", &[Defect::Blocks, Defect::Taps, Defect::Embeddings]);
+}
+
+#[test]
+fn gemma3() {
+    check("gemma3-images", "gemma3-images");
+}
+
+#[test]
+fn gemma3_as_a_gguf_file_with_its_mmproj_file() {
+    check("gemma3-images-gguf", "gemma3-images");
+}
+
+#[test]
+fn defects_of_gemma3_are_seen() {
+    sees("gemma3-images", &[Defect::Blocks, Defect::Taps, Defect::Embeddings, Defect::Spans]);
 }
 
 #[test]

@@ -152,8 +152,15 @@ impl Vision {
     ) -> Result<ImageModel> {
         let ImageTokens { image, start, end, .. } = self.encoder.tokens;
         let text = |id: u32| tokenizer.id_to_token(id).with_context(|| format!("the vocabulary has no token {id}"));
-        let placeholder = [start, Some(image), end].into_iter().flatten().map(text).collect::<Result<String>>()?;
-        let writer = |write: ViewText| text(image).map(|token| ViewWriter { token: token.into(), write });
+        let placeholder = match self.text.and_then(|views| views.placeholder) {
+            Some(placeholder) => placeholder.to_owned(),
+            None => [start, Some(image), end].into_iter().flatten().map(text).collect::<Result<String>>()?,
+        };
+        let writer = |views: ViewText| {
+            let token = text(image)?;
+            let place = views.placeholder.unwrap_or(&token).into();
+            anyhow::Ok(ViewWriter { place, token: token.into(), write: views.write })
+        };
         Ok(ImageModel {
             loader: MediaLoader::new(settings, Lookups(metrics))?,
             processor: Arc::clone(&self.processor),
@@ -182,6 +189,7 @@ fn image_processor(encoder: &VisionConfig, config: &ProcessorConfig) -> ImagePro
         background: BACKGROUND,
         size: match config.size {
             ImageSize::Area { min, max } => SizeRule::Area { min, max },
+            ImageSize::Fixed { side } => SizeRule::Fixed { width: side, height: side },
             ImageSize::Square { longest, side } => SizeRule::Square { longest, side },
             ImageSize::Tiles { longest, side } => SizeRule::Tiles { longest, side },
         },

@@ -96,8 +96,8 @@ impl ProgramBuilder {
                 rules.extend(s.add.map(|b| ("the addend", self.cols(b), cols)));
                 rules
             }
-            Op::MergeRows { input, out } => {
-                vec![("the output", self.cols(*out), self.cols(*input).saturating_mul(self.program.merge))]
+            Op::MergeRows(m) => {
+                vec![("the output", self.cols(m.out), m.kind.cols(self.cols(m.input), self.program.merge))]
             }
             Op::GatherRows { input, out } => vec![("the output", self.cols(*out), self.cols(*input))],
             Op::PoolRows(p) => vec![("the output", self.cols(p.out), self.cols(p.input))],
@@ -130,7 +130,7 @@ impl ProgramBuilder {
             | Op::QkvPost(QkvPost { kv: KvPlace::Step, .. })
             | Op::Patches { .. }
             | Op::EmbedTaps(_)
-            | Op::MergeRows { .. }
+            | Op::MergeRows(_)
             | Op::StoreRows { .. } => &[ProgramKind::Encoder],
             _ => return Ok(()),
         };
@@ -174,7 +174,7 @@ impl ProgramBuilder {
             | Op::LatentPost(_)
             | Op::PagedAttention(_)
             | Op::SegmentAttention(_) => (Some(Rows::Tokens), Rows::Tokens),
-            Op::MergeRows { .. } => (Some(Rows::Tokens), Rows::Merged),
+            Op::MergeRows(_) => (Some(Rows::Tokens), Rows::Merged),
             Op::StoreRows { .. } => (Some(Rows::Merged), Rows::Merged),
             Op::GatherRows { out, .. } => match self.program.buffers[out.0].rows {
                 Rows::Pooled => (Some(Rows::Tokens), Rows::Pooled),
@@ -277,6 +277,7 @@ impl ProgramBuilder {
         }
         match op {
             Op::QkvPost(q) => self.check_qkv_post(q).or_else(invalid),
+            Op::PagedAttention(a) if a.spans && !has_own_values => invalid("spans with latent attention".into()),
             Op::PagedAttention(a) => match (self.program.kv_groups[a.group].window, a.window) {
                 (Some(kept), window) if window.is_none_or(|w| w > kept) => {
                     invalid(format!("the group keeps {kept} tokens, the op reads {window:?}"))

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 
 pub use heads::{HeadShape, Values};
 
-use crate::{EmbedIds, KvPlace, Op, ProgramError, QkvPost, StorageType};
+use crate::{EmbedIds, KvPlace, Op, PagedAttention, ProgramError, QkvPost, StorageType};
 
 /// Index of a [`Buffer`] in its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -217,6 +217,12 @@ impl Program {
     /// Returns the number of token types that the program distinguishes; 0 if it reads none.
     pub fn token_types(&self) -> usize {
         self.token_types
+    }
+
+    /// Returns whether queries see the keys of their spans ([`StepBatch::seen_ends`](crate::StepBatch::seen_ends)). A step
+    /// must then have the whole rest of a span.
+    pub fn has_spans(&self) -> bool {
+        self.ops.iter().any(|op| matches!(op, Op::PagedAttention(PagedAttention { spans: true, .. })))
     }
 
     /// Returns whether a vector depends on all rows of its sequence, so that a step must have them all.

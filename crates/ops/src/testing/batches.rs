@@ -14,6 +14,24 @@ pub fn position(place: usize, stream: usize) -> u32 {
     position as u32
 }
 
+/// Returns the place after the last key that the token at a place of a sequence of `len` tokens sees if the sequence has
+/// spans: of each 11 places, those from the fourth to the eighth are one.
+pub fn seen_end(place: usize, len: usize) -> usize {
+    match place % 11 {
+        offset @ 3..8 => (place - offset + 8).min(len),
+        _ => place + 1,
+    }
+}
+
+/// Returns the number of tokens before the span that a sequence of `len` tokens cuts off: only those see the same in a
+/// longer one.
+fn whole_spans_of(len: usize) -> usize {
+    match (0..len).find(|&place| seen_end(place, usize::MAX) > len) {
+        Some(place) => place,
+        None => len,
+    }
+}
+
 /// Divides sequences into steps as an engine would: allocates blocks and writes [`StepBatch`]es. Every row is sampled
 /// and returned.
 #[derive(Clone, Debug)]
@@ -23,6 +41,8 @@ pub struct PagedBatches {
     free: Vec<Vec<u32>>,
     /// Number of positions per token.
     streams: usize,
+    /// Whether the sequences have spans.
+    has_spans: bool,
     sequences: Vec<Sequence>,
 }
 
@@ -44,13 +64,20 @@ impl PagedBatches {
             }
             ids
         };
-        Self { block_size, free: (0..groups).map(shuffled).collect(), streams: 1, sequences: Vec::new() }
+        Self {
+            block_size,
+            free: (0..groups).map(shuffled).collect(),
+            streams: 1,
+            has_spans: false,
+            sequences: Vec::new(),
+        }
     }
 
     /// Creates the same for a program, with its KV groups and its number of positions per token.
     pub fn of(program: &Program, block_size: usize, blocks: usize, rng: &mut TestRng) -> Self {
         let streams = program.position_streams();
-        Self { streams, ..Self::new(block_size, program.kv_groups.len(), blocks, rng) }
+        let has_spans = program.has_spans();
+        Self { streams, has_spans, ..Self::new(block_size, program.kv_groups.len(), blocks, rng) }
     }
 
     /// Adds a sequence without computed tokens and returns its number.
@@ -65,6 +92,10 @@ impl PagedBatches {
     pub fn add_sharing(&mut self, of: usize, tokens: Vec<u32>) -> usize {
         let other = &self.sequences[of];
         let common = other.tokens[..other.computed].iter().zip(&tokens).take_while(|(a, b)| a == b).count();
+        let common = match self.has_spans {
+            true => common.min(whole_spans_of(other.tokens.len())).min(whole_spans_of(tokens.len())),
+            false => common,
+        };
         let blocks = common.min(tokens.len() - 1) / self.block_size;
         let tables = other.tables.iter().map(|table| table[..blocks].to_vec()).collect();
         self.sequences.push(Sequence { tokens, computed: blocks * self.block_size, tables });
@@ -86,6 +117,15 @@ impl PagedBatches {
         self.sequences[sequence].computed
     }
 
+    /// Returns a number of tokens near `count` after which a step of a sequence may end: a span is not cut.
+    pub fn whole_spans(&self, sequence: usize, count: usize) -> usize {
+        let Sequence { tokens, computed, .. } = &self.sequences[sequence];
+        match self.has_spans && count > 0 {
+            true => seen_end(computed + count - 1, tokens.len()) - computed,
+            false => count,
+        }
+    }
+
     /// Returns a step that computes the next `count` tokens of each `(sequence, count)`.
     ///
     /// # Panics
@@ -105,6 +145,10 @@ impl PagedBatches {
             batch.token_ids.extend_from_slice(&sequence.tokens[positions.clone()]);
             batch.query_start.push(batch.token_ids.len() as u32);
             batch.seq_lens.push(positions.end as u32);
+            if self.has_spans {
+                let len = sequence.tokens.len();
+                batch.seen_ends.extend(positions.clone().map(|place| seen_end(place, len) as u32));
+            }
             batch.slots.push(index as u32);
             for (group, table) in sequence.tables.iter_mut().enumerate() {
                 while table.len() * self.block_size < positions.end {

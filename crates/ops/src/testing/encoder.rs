@@ -3,8 +3,8 @@
 use super::model::Build;
 use super::{MemoryWeights, TestRng, TinyModel};
 use crate::{
-    Act, BufferId, Channel, EmbedTaps, EncodeBatch, KvPlace, Op, Program, ProgramBuilder, ProgramError, QkvPost, Rows,
-    SegmentAttention, TAPS, Tap,
+    Act, BufferId, Channel, EmbedTaps, EncodeBatch, KvPlace, MergeKind, MergeRows, Op, Program, ProgramBuilder,
+    ProgramError, QkvPost, Rows, SegmentAttention, TAPS, Tap,
 };
 
 /// Number of channels of a patch.
@@ -19,6 +19,8 @@ pub struct TinyEncoder {
     pub patch: usize,
     /// Number of rows that are merged to one.
     pub merge: usize,
+    /// How they become one.
+    pub merge_kind: MergeKind,
     /// Number of learned positions.
     pub positions: usize,
     /// Hidden size of the decoder.
@@ -73,9 +75,10 @@ impl TinyEncoder {
     }
 
     fn merged(&self, b: &mut Build<'_>, part: usize, input: BufferId) -> BufferId {
-        let cols = self.merge * b.cols(input);
+        let kind = self.merge_kind;
+        let cols = kind.cols(b.cols(input), self.merge);
         let out = b.builder.buffer(format!("merged.{part}"), Rows::Merged, cols);
-        b.builder.push(Op::MergeRows { input, out });
+        b.builder.push(Op::MergeRows(MergeRows { input, out, kind }));
         out
     }
 

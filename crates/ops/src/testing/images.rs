@@ -6,7 +6,7 @@ use proptest::test_runner::TestCaseError;
 use super::reference::{Reference, encoded};
 use super::suite::{BLOCK, BLOCKS, Suite, run};
 use super::{PagedBatches, Rounding, TestRng, TinyEncoder, TinyModel};
-use crate::{Backend, EncodeBatch, GluKind, HeadShape, InjectedRow, NormKind, Rope, RopeStyle, StepBatch};
+use crate::{Backend, EncodeBatch, GluKind, HeadShape, InjectedRow, MergeKind, NormKind, Rope, RopeStyle, StepBatch};
 
 /// Number of rows of the media cache.
 const MEDIA: usize = 100;
@@ -26,17 +26,18 @@ pub fn image_models() -> impl Strategy<Value = ImageModel> {
     let encoder = (1usize..6, 1usize..5, 1usize..9, 8usize..25);
     let norm = prop_oneof![Just(NormKind::Rms), Just(NormKind::Layer)];
     let glu = prop_oneof![Just(GluKind::Silu), Just(GluKind::Gelu), Just(GluKind::GeluTanh)];
-    let rest = (norm, glu, any::<bool>(), any::<bool>(), 1usize..=3, any::<u64>());
+    let merge_kind = prop_oneof![Just(MergeKind::Concatenated), Just(MergeKind::Mean)];
+    let rest = (norm, glu, any::<bool>(), any::<bool>(), 1usize..=3, merge_kind, any::<u64>());
     (sizes, encoder, rest).prop_map(|(sizes, (patch, merge, positions, out), rest)| {
         let (hidden, inner, kv, group, dim, pairs) = sizes;
-        let (norm, glu, biases, rotates, parts, seed) = rest;
+        let (norm, glu, biases, rotates, parts, merge_kind, seed) = rest;
         let pairs = pairs.min(dim / 2);
         let inv_freq = (0..pairs).map(|pair| 0.4f64.powi(pair as i32)).collect();
         let streams = (0..pairs).map(|pair| pair % 2).collect();
         let rope = rotates.then_some(Rope { style: RopeStyle::NeoX, inv_freq, magnitude: 1.0, streams });
         let heads = HeadShape::new(kv * group, kv, dim);
         let layers = TinyModel { hidden, inner, heads, rope, norm, glu, biases, seed, ..TinyModel::default() };
-        let encoder = TinyEncoder { layers, patch, merge, positions, out, parts };
+        let encoder = TinyEncoder { layers, patch, merge, merge_kind, positions, out, parts };
         // The second and third position of a token turn a pair each.
         let rope = TinyModel::default().rope.map(|rope| Rope { streams: vec![0, 1, 2, 0], ..rope });
         let decoder = TinyModel { hidden: out, media: parts, rope, seed: seed ^ 77, ..TinyModel::default() };
@@ -52,7 +53,15 @@ pub fn large_images() -> ImageModel {
         TinyModel { hidden: 72, inner: 96, heads, layers: vec![0], norm: NormKind::Layer, ..TinyModel::default() };
     let out = TinyModel::default().hidden;
     ImageModel {
-        encoder: TinyEncoder { layers, patch: 16, merge: 4, positions: 36, out, parts: 1 },
+        encoder: TinyEncoder {
+            layers,
+            patch: 16,
+            merge: 4,
+            merge_kind: MergeKind::Concatenated,
+            positions: 36,
+            out,
+            parts: 1,
+        },
         decoder: TinyModel { media: 1, ..TinyModel::default() },
     }
 }
@@ -170,6 +179,7 @@ impl Suite<'_> {
                 layers: TinyModel::default(),
                 patch: 8,
                 merge: 2,
+                merge_kind: MergeKind::Concatenated,
                 positions: 9,
                 out: TinyModel::default().hidden,
                 parts: 2,

@@ -31,7 +31,8 @@ impl TinyLatent {
         let inv_freq = (0..pairs).map(|i| 0.3f64.powi(i as i32)).collect();
         let streams = if streams.is_empty() { streams } else { streams.into_iter().cycle().take(pairs).collect() };
         let rope = Some(Rope { style, inv_freq, magnitude: 1.0, streams });
-        TinyModel { heads: HeadShape::latent(heads, self.rank, self.rotated), latent: Some(self), rope, ..model }
+        let heads = HeadShape::latent(heads, self.rank, self.rotated);
+        TinyModel { heads, latent: Some(self), spans: false, rope, ..model }
     }
 }
 

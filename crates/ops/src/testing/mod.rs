@@ -15,7 +15,7 @@ mod reference;
 pub mod suite;
 mod texts;
 
-pub use batches::{PagedBatches, position};
+pub use batches::{PagedBatches, position, seen_end};
 pub use encoder::TinyEncoder;
 pub use experts::{TinyExperts, models_with_experts};
 pub use images::{ImageModel, image_models, large_images};

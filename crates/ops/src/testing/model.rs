@@ -87,6 +87,8 @@ pub struct TinyModel {
     pub experts: Option<TinyExperts>,
     /// Whether attention has sinks.
     pub sinks: bool,
+    /// Whether the tokens of a span see each other, in the spans of [`PagedBatches`](super::PagedBatches).
+    pub spans: bool,
     /// Cap of attention scores.
     pub attention_softcap: Option<f32>,
     /// Cap of logits.
@@ -130,6 +132,7 @@ impl Default for TinyModel {
             glu: GluKind::Silu,
             experts: None,
             sinks: false,
+            spans: false,
             attention_softcap: None,
             logits_softcap: None,
             scales: Scales::default(),
@@ -293,6 +296,7 @@ impl<'a> Build<'a> {
             heads,
             scale: m.scales.attention / (heads.dim as f32).sqrt(),
             window: m.windows[group],
+            spans: m.spans,
             softcap: m.attention_softcap,
             sinks,
             group,

@@ -1,11 +1,11 @@
 //! Exact results of every op, in the most literal f64.
 
 use super::attention::Attention;
-use super::{MemoryWeights, TestRng, TinyModel, experts, latent, position};
+use super::{MemoryWeights, TestRng, TinyModel, experts, latent, position, seen_end};
 use crate::{
     BufferId, Embed, EmbedIds, EmbedTaps, EncodeBatch, GluKind, InjectMode, InjectRows, InjectedRow, KvPlace,
-    LatentPost, Linear, Logits, NormKind, NormOp, Op, PagedAttention, PoolKind, PoolRows, Program, QkvPost, Residual,
-    Rope, RopeStyle, Route, SegmentAttention, StepBatch, WeightError, WeightId, WeightSource,
+    LatentPost, Linear, Logits, MergeKind, NormKind, NormOp, Op, PagedAttention, PoolKind, PoolRows, Program, QkvPost,
+    Residual, Rope, RopeStyle, Route, SegmentAttention, StepBatch, WeightError, WeightId, WeightSource,
 };
 
 pub(super) type Rows = Vec<Vec<f64>>;
@@ -257,7 +257,14 @@ impl Interpreter<'_> {
             Op::Embed(op) => (op.out, self.embed(op)),
             Op::Patches { out } => (*out, self.patches()),
             Op::EmbedTaps(op) => (op.out, self.embed_taps(op)),
-            Op::MergeRows { input, out } => (*out, self.buffer(*input).chunks(merge).map(<[_]>::concat).collect()),
+            Op::MergeRows(op) => {
+                let rows = self.buffer(op.input).chunks(merge);
+                let merged = match op.kind {
+                    MergeKind::Concatenated => rows.map(<[_]>::concat).collect(),
+                    MergeKind::Mean => rows.map(mean).collect(),
+                };
+                (op.out, merged)
+            }
             Op::StoreRows { input, column } => {
                 self.store(*input, *column);
                 return None;
@@ -511,7 +518,8 @@ impl Interpreter<'_> {
         let attention = Attention { heads: op.heads, scale: op.scale, softcap: op.softcap };
         let row = |(position, q): (usize, &Vec<f64>)| {
             let first = op.window.map_or(0, |w| (position + 1).saturating_sub(w));
-            let seen = (&keys[first..=position], &values[first..=position]);
+            let end = if op.spans { seen_end(position, keys.len()) } else { position + 1 };
+            let seen = (&keys[first..end], &values[first..end]);
             let heads = q.chunks(op.heads.dim).enumerate();
             let attend = |(head, q): (usize, &[f64])| {
                 let sink = sinks.as_ref().map(|sinks| sinks[head]);
@@ -525,6 +533,11 @@ impl Interpreter<'_> {
 
 pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn mean(rows: &[Vec<f64>]) -> Vec<f64> {
+    let sum = |i: usize| rows.iter().map(|row| row[i]).sum::<f64>();
+    (0..rows[0].len()).map(|i| sum(i) / rows.len() as f64).collect()
 }
 
 fn product(x: &Rows, weight: &Rows) -> Rows {

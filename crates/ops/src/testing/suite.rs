@@ -149,7 +149,8 @@ impl Suite<'_> {
                 let left = batches.left(sequence);
                 if left > 0 && rng.below(4) > 0 {
                     let decode = rng.below(2) == 0;
-                    parts.push((sequence, if decode { 1 } else { 1 + rng.below(left) }));
+                    let count = if decode { 1 } else { 1 + rng.below(left) };
+                    parts.push((sequence, batches.whole_spans(sequence, count)));
                 }
             }
             let starts: Vec<_> = parts.iter().map(|&(sequence, _)| batches.computed(sequence)).collect();
@@ -463,7 +464,7 @@ pub fn models() -> impl Strategy<Value = TinyModel> {
     let windows = proptest::collection::vec(proptest::option::of(1usize..40), 1..3);
     let norm = prop_oneof![3 => Just(NormKind::Rms), 1 => Just(NormKind::Layer)];
     let qk_norm = prop_oneof![Just(None), Just(Some(QkNormWidth::Head)), Just(Some(QkNormWidth::Row))];
-    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), proptest::bool::weighted(0.3));
     let caps = (proptest::option::of(1.0f32..30.0), proptest::option::of(1.0f32..30.0));
     let norms = (norm, placements());
     (sizes, windows, ropes(), glus(), norms, qk_norm, flags, caps, scales(), any::<u64>()).prop_map(
@@ -493,6 +494,7 @@ pub fn models() -> impl Strategy<Value = TinyModel> {
                 glu,
                 experts: None,
                 sinks: flags.3,
+                spans: flags.4,
                 attention_softcap: caps.0,
                 logits_softcap: caps.1,
                 scales,

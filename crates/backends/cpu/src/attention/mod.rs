@@ -1,4 +1,4 @@
-//! Attention over the paged cache: causal for decoders, whole for the segments of encoders.
+//! Attention over the paged cache: causal for decoders, but within their spans, and whole for the segments of encoders.
 //!
 //! A task is a few adjacent rows of one sequence with the query heads that share a KV head, so that keys and values are
 //! read once for all of them. A row's keys are processed in tiles at fixed positions, in order, with a running maximum,
@@ -20,7 +20,7 @@ mod ymm;
 use std::cell::RefCell;
 use std::ops::Range;
 
-use octavo_ops::{BlockTables, HeadShape, Values};
+use octavo_ops::{BlockTables, HeadShape, Sight, Values};
 
 use crate::activation::{Rows, Span};
 use crate::isa::{Isa, per_isa};
@@ -40,9 +40,11 @@ pub(crate) struct Attention<'a> {
     pub(crate) tables: &'a BlockTables,
     pub(crate) heads: HeadShape,
     pub(crate) scale: f32,
-    /// Whether a row sees only the keys up to its own position.
-    pub(crate) causal: bool,
-    /// Number of keys that a row sees, or on each side of its own unless `causal`.
+    /// The keys that a row sees.
+    pub(crate) sight: Sight,
+    /// [`StepBatch::seen_ends`](octavo_ops::StepBatch::seen_ends).
+    pub(crate) seen_ends: &'a [u32],
+    /// Number of keys that a row sees, or on each side of its own.
     pub(crate) window: Option<usize>,
     pub(crate) softcap: Option<f32>,
     /// Attention sinks by query head.
@@ -287,14 +289,10 @@ fn row_widths(heads: HeadShape) -> (usize, usize) {
 const LEAST_HEADS: usize = 4;
 
 impl Attention<'_> {
-    /// Returns the first and the last key that the row at a position of a sequence of `len` tokens sees.
-    fn sees(&self, position: usize, len: usize) -> (usize, usize) {
-        match (self.causal, self.window) {
-            (true, None) => (0, position),
-            (true, Some(window)) => ((position + 1).saturating_sub(window), position),
-            (false, None) => (0, len - 1),
-            (false, Some(window)) => (position.saturating_sub(window), position.saturating_add(window).min(len - 1)),
-        }
+    /// Returns the first and the last key that a token of a run sees.
+    fn sees(&self, run: Run, token: usize) -> (usize, usize) {
+        let seen_end = self.seen_ends.get(run.first + token).map_or(0, |&end| end as usize);
+        self.sight.keys(run.position + token, run.len, seen_end, self.window)
     }
 
     /// Returns the number of parts into which the query heads of a KV head are divided: one, unless most threads would
@@ -332,7 +330,7 @@ impl Attention<'_> {
                 scratch.sees.clear();
                 scratch.starts.clear();
                 for (slot, row) in rows.clone().enumerate() {
-                    scratch.sees.push(self.sees(run.position + row / group, run.len));
+                    scratch.sees.push(self.sees(run, row / group));
                     let sink = self.sinks.map(|sinks| sinks[heads.start + row % group]);
                     scratch.starts.push(Running::start(sink));
                     let scaled = &mut scratch.q[slot * padded..][..padded];

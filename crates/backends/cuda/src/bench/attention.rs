@@ -50,6 +50,7 @@ impl Layer {
             block_table: at.table(self.block_table),
             query_start: at.table(self.query_start),
             seq_lens: at.table(self.seq_lens),
+            seen_ends: 0,
             plan: at.table(plan),
             sinks: 0,
             block_stride: 2 * half as u64,

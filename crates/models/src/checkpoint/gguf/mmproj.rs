@@ -26,7 +26,7 @@ pub(crate) fn takes_images(path: &Path) -> bool {
 /// no such file. If several fit, one with the model's name is preferred, then the first by file name.
 ///
 /// # Errors
-/// Returns the defect of the first file if there are files and none fits.
+/// Returns the defect of the first file if there are files and none fits, unless the family has models without an encoder.
 pub(in crate::checkpoint) fn encoder_beside(
     text: &GgufFile,
     model: &ModelConfig,
@@ -34,11 +34,19 @@ pub(in crate::checkpoint) fn encoder_beside(
 ) -> Result<Option<(GgufFile, VisionConfig)>, CheckpointError> {
     let paths = mmproj_files(text.path())?;
     if paths.is_empty() {
-        tracing::warn!("{}: there is no mmproj file beside it, so the model takes no images", text.path().display());
+        if !reader.optional {
+            tracing::warn!(
+                "{}: there is no mmproj file beside it, so the model takes no images",
+                text.path().display()
+            );
+        }
         return Ok(None);
     }
     let fail = |source| CheckpointError::Config { path: text.path().to_owned(), source };
-    let tokens = (reader.tokens)(&text.metadata()).map_err(fail)?;
+    let tokens = match (reader.tokens)(&text.metadata()) {
+        Err(_) if reader.optional => return Ok(None),
+        tokens => tokens.map_err(fail)?,
+    };
     let name = text.metadata().str("general.name").map_err(fail)?;
     let (mut fitting, mut refused) = (Vec::new(), None);
     for path in paths {
@@ -50,6 +58,10 @@ pub(in crate::checkpoint) fn encoder_beside(
     let is_namesake = |(file, _): &(GgufFile, _)| name.is_some() && file.metadata().str("general.name") == Ok(name);
     let best = fitting.iter().position(is_namesake).unwrap_or(0);
     match refused {
+        Some(error) if fitting.is_empty() && reader.optional => {
+            tracing::warn!("{error}, so the model takes no images");
+            Ok(None)
+        }
         Some(error) if fitting.is_empty() => Err(error),
         _ => Ok(fitting.into_iter().nth(best)),
     }

@@ -1,7 +1,7 @@
 //! The encoder of Idefics3 and SmolVLM: SigLIP over a square of patches with learned positions. Squares of patches are
 //! merged to rows of the decoder, which is Llama.
 
-use octavo_ops::{Op, Program, Rows};
+use octavo_ops::{MergeKind, Op, Program, Rows};
 
 use crate::checkpoint::Checkpoint;
 use crate::config::VisionConfig;
@@ -36,7 +36,7 @@ pub(super) fn program(checkpoint: &Checkpoint, config: &VisionConfig) -> Result<
     e.norm("final_norm", "model.vision_model.post_layernorm", x, normed)?;
     let merged = e.builder.buffer("merged", Rows::Merged, config.merged_patches() * config.hidden_size);
     let rows = e.builder.buffer("rows", Rows::Merged, config.out_hidden_size);
-    e.builder.push(Op::MergeRows { input: normed, out: merged });
+    e.merge(MergeKind::Concatenated, normed, merged);
     e.product("projection", "model.connector.modality_projection.proj", merged, rows)?;
     e.builder.push(Op::StoreRows { input: rows, column: 0 });
     e.finish()

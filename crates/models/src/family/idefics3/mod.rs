@@ -63,6 +63,7 @@ fn vision(fields: &Fields<'_>, hidden_size: usize) -> Result<VisionConfig, Confi
         deepstack_layers: vec![],
         norm_eps: vision.f64("layer_norm_eps")?.unwrap_or(1e-6) as f32,
         theta: None,
+        seen_whole: false,
         tokens: ImageTokens::from_hf(fields, ImageTokens { image: IMAGE_TOKEN, video: None, start: None, end: None })?,
     })
 }

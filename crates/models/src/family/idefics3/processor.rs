@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::checkpoint::{ImageSize, ProcessorRules, Resample};
+use crate::checkpoint::{ImageSize, ProcessorRules, Resample, ViewText};
 use crate::config::{ConfigError, Fields, VisionConfig};
 
 pub(super) static RULES: ProcessorRules = ProcessorRules {
@@ -11,7 +11,7 @@ pub(super) static RULES: ProcessorRules = ProcessorRules {
     keys: &["do_image_splitting", "max_image_size", "do_pad", "return_row_col_info", "video_sampling", "image_seq_len"],
     resample: Resample::Lanczos,
     size,
-    text: Some(text),
+    text: Some(ViewText { placeholder: None, write: text }),
 };
 
 /// Side of a tile, and longest side of an image, if the settings omit them.

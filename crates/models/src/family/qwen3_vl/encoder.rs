@@ -1,7 +1,7 @@
 //! The encoder of Qwen3-VL: layers over patches with learned and rotary positions, whose last output, and those of some
 //! layers (deepstack), are merged to rows of the decoder. The decoder is Qwen3.
 
-use octavo_ops::{BufferId, GluKind, Op, Program, Rope, RopeStyle, Rows};
+use octavo_ops::{BufferId, GluKind, MergeKind, Op, Program, Rope, RopeStyle, Rows};
 
 use crate::checkpoint::{Checkpoint, Format};
 use crate::config::VisionConfig;
@@ -35,7 +35,7 @@ pub(super) fn program(checkpoint: &Checkpoint, config: &VisionConfig) -> Result<
         e.mlp(layer, x)?;
         if let Some(part) = config.deepstack_layers.iter().position(|&deep| deep == layer) {
             // The norm is over merged rows.
-            e.builder.push(Op::MergeRows { input: x, out: merger.merged });
+            e.merge(MergeKind::Concatenated, x, merger.merged);
             let (label, names) = (format!("deepstack.{part}"), MergerNames::deepstack(format, part, layer));
             e.norm(&format!("{label}.norm"), &names.norm, merger.merged, merger.merged)?;
             merger.project(&mut e, &label, &names, part + 1)?;
@@ -44,7 +44,7 @@ pub(super) fn program(checkpoint: &Checkpoint, config: &VisionConfig) -> Result<
     // The norm is over patches.
     let (normed, names) = (e.normed(), MergerNames::last(format));
     e.norm("merger.norm", &names.norm, x, normed)?;
-    e.builder.push(Op::MergeRows { input: normed, out: merger.merged });
+    e.merge(MergeKind::Concatenated, normed, merger.merged);
     merger.project(&mut e, "merger", &names, 0)?;
     e.finish()
 }

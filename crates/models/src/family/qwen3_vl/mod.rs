@@ -7,6 +7,7 @@ use octavo_ops::GluKind;
 
 use super::{Family, Gguf, Images, Mmproj, qwen3};
 use crate::checkpoint::MetadataView;
+use crate::config::mmproj::{EncoderKeys, Vocabulary};
 use crate::config::{ConfigError, Fields, ImageTokens, Keys, ModelConfig, PositionTable, VisionConfig, hf};
 use crate::program::names::Names;
 
@@ -19,7 +20,7 @@ pub(super) static FAMILY: Family = Family {
     images: Some(Images {
         encoder: encoder::program,
         processor: &processor::RULES,
-        mmproj: Some(Mmproj { tokens, vision: mmproj_vision }),
+        mmproj: Some(Mmproj { tokens, vision: mmproj_vision, optional: false }),
     }),
     layout: None,
     vectors: None,
@@ -77,6 +78,7 @@ fn vision(fields: &Fields<'_>) -> Result<VisionConfig, ConfigError> {
         deepstack_layers: vision.usizes("deepstack_visual_indexes")?.unwrap_or_else(|| vec![8, 16, 24]),
         norm_eps: NORM_EPS,
         theta: Some(theta.unwrap_or(DEFAULT_THETA)),
+        seen_whole: false,
         tokens: ImageTokens::from_hf(fields, TOKENS)?,
     })
 }
@@ -92,31 +94,10 @@ fn mmproj_vision(
     model: &ModelConfig,
     tokens: ImageTokens,
 ) -> Result<VisionConfig, ConfigError> {
-    let vision = |key: &str| format!("clip.vision.{key}");
-    let size = |key: &str| {
-        let key = vision(key);
-        let found = metadata.u64(&key)?.and_then(|n| usize::try_from(n).ok());
-        found.ok_or_else(|| ConfigError::missing(&key))
-    };
-    let projector = match metadata.str("clip.projector_type")? {
-        Some(projector) => projector,
-        None => metadata.str(&vision("projector_type"))?.unwrap_or("unknown"),
-    };
-    if projector != PROJECTOR {
-        return Err(ConfigError::Invalid(format!(
-            "it is the encoder of another model: its projector is '{}', and '{PROJECTOR}' is needed",
-            projector.escape_debug()
-        )));
-    }
-    let out_hidden_size = size("projection_dim")?;
-    if out_hidden_size != model.hidden_size {
-        return Err(ConfigError::Invalid(format!(
-            "it is the encoder of another model: its outputs have {out_hidden_size} columns, and the model has {}",
-            model.hidden_size
-        )));
-    }
+    let keys = EncoderKeys::of(metadata, PROJECTOR, model)?;
+    let size = |key: &str| keys.size(key);
     let patch_size = size("patch_size")?;
-    let deepstack = metadata.bools(&vision("is_deepstack_layers"))?.unwrap_or_default();
+    let deepstack = keys.bools("is_deepstack_layers")?.unwrap_or_default();
     let encoder = VisionConfig {
         layers: size("block_count")?,
         hidden_size: size("embedding_length")?,
@@ -130,13 +111,14 @@ fn mmproj_vision(
         channels: 3,
         patch_size,
         temporal_patch_size: frames,
-        merge_size: metadata.u64(&vision("spatial_merge_size"))?.map_or(2, |n| n as usize),
+        merge_size: keys.optional_size("spatial_merge_size")?.unwrap_or(2),
         table_side: size("image_size")?.checked_div(patch_size).unwrap_or(0),
         table: PositionTable::Stretched,
-        out_hidden_size,
+        out_hidden_size: model.hidden_size,
         deepstack_layers: (0..).zip(&deepstack).filter(|&(_, &is_deep)| is_deep).map(|(layer, _)| layer).collect(),
         norm_eps: NORM_EPS,
         theta: Some(DEFAULT_THETA),
+        seen_whole: false,
         tokens,
     };
     encoder.check(model)?;
@@ -145,11 +127,8 @@ fn mmproj_vision(
 
 /// Finds the tokens in the vocabulary of a GGUF file, which has no keys for them.
 fn tokens(metadata: &MetadataView<'_>) -> Result<ImageTokens, ConfigError> {
-    let Some(tokens) = metadata.strings("tokenizer.ggml.tokens")? else { return Ok(TOKENS) };
-    let id = |text: &str| {
-        let found = tokens.iter().position(|token| *token == text).and_then(|id| u32::try_from(id).ok());
-        found.ok_or_else(|| ConfigError::Invalid(format!("the vocabulary has no token '{text}'")))
-    };
+    let Some(vocabulary) = Vocabulary::read(metadata)? else { return Ok(TOKENS) };
+    let id = |text| vocabulary.id(text);
     Ok(ImageTokens {
         image: id("<|image_pad|>")?,
         video: Some(id("<|video_pad|>")?),

@@ -1,10 +1,15 @@
-//! Gemma 2 and 3 (text): norms before and after each block, with factors `1 + w`; embeddings times √H; a GELU gate; a
-//! sliding window on most layers. Gemma 2 caps scores and logits. Gemma 3 normalises q and k instead, and its layers with
-//! a window have a rotary embedding of their own. Of Gemma 3 with images, only the text is served.
+//! Gemma 2 and 3: norms before and after each block, with factors `1 + w`; embeddings times √H; a GELU gate; a sliding
+//! window on most layers. Gemma 2 caps scores and logits. Gemma 3 normalises q and k instead, and its layers with a window
+//! have a rotary embedding of their own. Most models of Gemma 3 take images, whose tokens see each other in both
+//! directions.
+
+mod encoder;
+mod processor;
+mod vision;
 
 use octavo_ops::{GluKind, RopeStyle};
 
-use super::{Family, Gguf};
+use super::{Family, Gguf, Images, Mmproj, OwnLayout};
 use crate::config::hf::Defaults;
 use crate::config::{ConfigError, Fields, Keys, ModelConfig, NormPlaces, QkNormWidth, RopeScaling, gguf, hf, slides};
 use crate::program::names::{Names, Role};
@@ -20,28 +25,38 @@ pub(super) static GEMMA2: Family = Family {
     vectors: None,
 };
 
+/// Gemma 3 without images, and every GGUF file, whose encoder is in an mmproj file.
 pub(super) static GEMMA3: Family = Family {
     model_types: &["gemma3_text"],
     class: hf::DECODER,
     hf: gemma3,
     gguf: Some(Gguf { architecture: "gemma3", read: gemma3_gguf }),
     names: NAMES,
-    images: None,
-    layout: None,
+    images: Some(IMAGES),
+    layout: Some(LAYOUT),
     vectors: None,
 };
 
-/// Gemma 3 with images, whose encoder is not supported.
+/// Gemma 3 with an encoder of images.
 pub(super) static GEMMA3_WITH_IMAGES: Family = Family {
     model_types: &["gemma3"],
     class: hf::WITH_IMAGES,
     hf: gemma3_with_images,
     gguf: None,
     names: Names { prefix: "model.language_model.", ..NAMES },
-    images: None,
-    layout: None,
+    images: Some(IMAGES),
+    layout: Some(LAYOUT),
     vectors: None,
 };
+
+const IMAGES: Images = Images {
+    encoder: encoder::program,
+    processor: &processor::RULES,
+    mmproj: Some(Mmproj { tokens: vision::tokens, vision: vision::mmproj, optional: true }),
+};
+
+/// The projection of images is stored the other way round.
+const LAYOUT: OwnLayout = OwnLayout { method: None, derived: encoder::derived };
 
 /// What other families call the norm after attention is the norm before the MLP.
 const NAMES: Names = Names {
@@ -93,7 +108,7 @@ fn gemma3_with_images(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
     };
     let mut config = hf::decoder_of(fields, read)?;
     config.tie_word_embeddings = fields.bool("tie_word_embeddings")?.unwrap_or(true);
-    tracing::warn!("images of Gemma 3 are not supported, so the model takes text only");
+    config.vision = Some(vision::from_hf(fields, &config)?);
     Ok(config)
 }
 
