@@ -124,6 +124,13 @@ pub enum EngineError {
 }
 
 impl EngineConfig {
+    /// Returns the maximum number of tokens of an image: those that a step encodes. If the decoder computes an image in one
+    /// step (`seen_whole`), there must be room for it beside a token of each other sequence.
+    pub fn max_image_tokens(&self, seen_whole: bool) -> usize {
+        let beside = self.max_num_batched_tokens.saturating_sub(self.max_num_seqs.saturating_sub(1));
+        if seen_whole { self.max_num_encoder_tokens.min(beside) } else { self.max_num_encoder_tokens }
+    }
+
     /// Checks that the limits are consistent and fit the executor's KV cache.
     pub(crate) fn check(&self, kv: &KvCacheSpec) -> Result<(), EngineError> {
         for (limit, name) in [

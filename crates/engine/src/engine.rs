@@ -23,7 +23,8 @@ pub(crate) struct Shared {
     layout: KvLayout,
     max_model_len: usize,
     images: Option<ImageSpec>,
-    max_num_encoder_tokens: usize,
+    /// Maximum number of tokens of an image.
+    max_image_tokens: usize,
 }
 
 impl Shared {
@@ -32,14 +33,15 @@ impl Shared {
     pub(crate) fn new(executor: &dyn Executor, config: &EngineConfig) -> Result<Self, EngineError> {
         let spec = executor.kv_cache_spec();
         config.check(spec)?;
+        let images = executor.image_spec();
         let blocks = spec.groups.iter().map(|group| group.blocks.saturating_sub(1)).sum();
         Ok(Self {
             inbox: Arc::new(Inbox::new(config)),
             status: StatusCells::new(blocks, config.stuck_after),
             layout: KvLayout::new(spec, config.enable_prefix_caching).seeded(config.prefix_seed.as_deref()),
             max_model_len: config.max_model_len,
-            images: executor.image_spec(),
-            max_num_encoder_tokens: config.max_num_encoder_tokens,
+            images,
+            max_image_tokens: config.max_image_tokens(images.is_some_and(|spec| spec.seen_whole)),
         })
     }
 
@@ -53,7 +55,11 @@ impl Shared {
         if tokens > longest {
             return Err(SubmitError::PromptTooLong { tokens, limit: longest });
         }
-        image::check(&request.images, tokens, self.images.as_ref(), self.max_num_encoder_tokens)?;
+        image::check(&request.images, tokens, self.images.as_ref(), self.max_image_tokens)?;
+        let scored = request.params.prompt_logprobs.is_some() && !request.images.is_empty();
+        if scored && self.images.is_some_and(|spec| spec.seen_whole) {
+            return Err(SubmitError::ScoredImages);
+        }
         self.inbox.check(tokens)?;
         let history = TokenHistory::new(request.prompt.clone());
         let extras = Extras { salt: request.cache_salt.clone(), images: request.images.clone() };

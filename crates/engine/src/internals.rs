@@ -76,7 +76,7 @@ impl ManualScheduler {
     pub fn new(config: EngineConfig, spec: &KvCacheSpec) -> Self {
         Self {
             inbox: Arc::new(Inbox::new(&config)),
-            scheduler: Scheduler::new(config, spec, 0),
+            scheduler: Scheduler::new(config, spec, None),
             next: 0,
             step: 0,
             plan: StepPlan::default(),

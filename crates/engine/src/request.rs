@@ -265,6 +265,11 @@ pub enum SubmitError {
         /// Defect.
         reason: &'static str,
     },
+    /// The prompt has images that are computed in one step, and each of its tokens is to be scored.
+    #[error(
+        "the log-probabilities of a prompt with images are not supported with this model: it computes an image in one step"
+    )]
+    ScoredImages,
     /// The engine is paused and refuses new requests.
     #[error("the engine is paused")]
     Paused,

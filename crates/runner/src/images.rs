@@ -24,6 +24,7 @@ impl ImageConfig {
             merge: merge_size as u32,
             patch_bytes: self.vision.patch_elements(),
             frame_bytes: self.vision.frame_elements(),
+            seen_whole: self.vision.seen_whole,
         }
     }
 }

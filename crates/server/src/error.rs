@@ -272,9 +272,10 @@ impl ApiError {
             SubmitError::TooManyRequests { .. } | SubmitError::TooManyTokens { .. } => Self::busy(error),
             SubmitError::PromptTooLong { tokens, limit } => Self::prompt_too_long(*tokens, false, *limit),
             SubmitError::EmptyPrompt => Self::bad_request("The decoder prompt cannot be empty"),
-            SubmitError::NoImages | SubmitError::ImageTooLarge { .. } | SubmitError::MalformedImage { .. } => {
-                Self::bad_request(error.to_string())
-            }
+            SubmitError::NoImages
+            | SubmitError::ImageTooLarge { .. }
+            | SubmitError::MalformedImage { .. }
+            | SubmitError::ScoredImages => Self::bad_request(error.to_string()),
             SubmitError::Paused => Self::unavailable("The engine is paused and takes no requests until it is resumed."),
             SubmitError::Stopped if engine_failed => Self::internal(),
             SubmitError::Stopped => Self::unavailable("The engine is not running."),

@@ -1,11 +1,12 @@
 //! Tests of requests with images.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::tests::{Rig, both_depths, ids, read, request, tokens};
 use super::*;
 use crate::mock::{FailurePoint, MockConfig, MockFailure};
-use crate::{ImageHash, ImageInput, ImageSpan, PromptImage, Request, RequestStream, SubmitError};
+use crate::{ImageHash, ImageInput, ImageSpan, PromptImage, Request, RequestStream, SamplingParams, SubmitError};
 
 /// Returns an image of one row whose patches all are `content`.
 fn image(content: u8, start: u32, tokens: u32) -> PromptImage {
@@ -201,6 +202,50 @@ fn an_image_of_a_failed_step_is_encoded_again() {
             assert_eq!(rig.counters.encoded_images(), 2, "at {at:?}");
         });
     }
+}
+
+/// The mock fails a step that ends in an image.
+#[test]
+fn an_image_that_is_seen_whole_is_computed_in_one_step() {
+    both_depths(|mock| {
+        let mock = MockConfig { seen_whole: true, ..mock };
+        let case = Case::new(0, &[(1, 9), (2, 3), (3, 8)]);
+        for (tokens, threshold) in [(9, 0), (11, 0), (100, 0), (100, 4)] {
+            let limits = EngineConfig { max_num_seqs: 1, long_prefill_token_threshold: threshold, ..config(tokens) };
+            case.run(&mut rig(&mock, 20, limits));
+        }
+        // Beside sequences that decode, each image waits for a step that has room for it.
+        let cases = [0, 1, 2, 3].map(|n: u8| Case::new(100 * u32::from(n), &[(n, 9), (10 + n, 9)]));
+        let limits = EngineConfig { max_num_seqs: 4, long_prefill_token_threshold: 5, ..config(12) };
+        let mut rig = rig(&mock, 30, limits);
+        let mut streams = cases.each_ref().map(|case| case.submit(&rig));
+        rig.run();
+        for (stream, case) in streams.iter_mut().zip(&cases) {
+            case.check(stream);
+        }
+    });
+}
+
+#[test]
+fn an_image_that_is_seen_whole_takes_the_time_that_it_takes() {
+    both_depths(|mock| {
+        let mock = MockConfig { seen_whole: true, token_latency: Duration::from_micros(100), ..mock };
+        let limits = EngineConfig { max_step: Some(Duration::from_micros(300)), ..config(4096) };
+        Case::new(0, &[(1, 20), (2, 20)]).run(&mut rig(&mock, 40, limits));
+    });
+}
+
+#[test]
+fn impossible_images_that_are_seen_whole_are_refused() {
+    let mock = MockConfig { seen_whole: true, ..MockConfig::default() };
+    let rig = rig(&mock, 30, EngineConfig { max_num_seqs: 4, ..config(12) });
+    let submit = |request: Request| rig.manual.submit(request).err();
+    let error = submit(Case::new(0, &[(1, 10)]).request()).unwrap().to_string();
+    assert_eq!(error, "image 1 takes 10 tokens, but at most 9 fit one image: send a smaller image");
+    let params = SamplingParams { prompt_logprobs: Some(1), ..tokens(4) };
+    let scored = |images: &[(u8, u32)]| Request { params: Arc::new(params.clone()), ..Case::new(0, images).request() };
+    assert_eq!(submit(scored(&[(1, 9)])), Some(SubmitError::ScoredImages));
+    assert_eq!(submit(scored(&[])), None);
 }
 
 #[test]

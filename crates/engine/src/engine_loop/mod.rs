@@ -107,8 +107,7 @@ impl EngineLoop {
         let timed = config.max_step.is_some() || config.policy == SchedulingPolicy::Fair;
         let cost = if timed { executor.step_cost() } else { None };
         let clock = cost.map(|cost| StepClock::new(cost, config.max_step));
-        let media_rows = executor.image_spec().map_or(0, |spec| spec.cache_tokens);
-        let mut scheduler = Scheduler::new(config, executor.kv_cache_spec(), media_rows);
+        let mut scheduler = Scheduler::new(config, executor.kv_cache_spec(), executor.image_spec());
         if kv_events.is_some() {
             scheduler.kv_mut().record_events();
         }

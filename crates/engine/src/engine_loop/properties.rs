@@ -55,6 +55,12 @@ impl Life {
         mock_alone().with_images(&self.prompt, &self.images)
     }
 
+    /// Leaves out the scores of the prompt.
+    fn score_nothing(&mut self) {
+        self.params.prompt_logprobs = None;
+        self.params.max_tokens = self.params.max_tokens.max(1);
+    }
+
     fn request(&self, epoch: Instant) -> Request {
         Request {
             id: format!("{self:?}"),
@@ -179,9 +185,10 @@ fn failures() -> impl Strategy<Value = Vec<MockFailure>> {
 }
 
 fn mock() -> impl Strategy<Value = MockConfig> {
-    (1..6usize, 0..14usize, 0..3usize, 1..=2usize, failures(), MOST_ROWS..30).prop_map(
-        |(block_size, spare, kv_groups, max_in_flight, failures, media_rows)| MockConfig {
+    (1..6usize, 0..14usize, 0..3usize, 1..=2usize, failures(), (MOST_ROWS..30, any::<bool>())).prop_map(
+        |(block_size, spare, kv_groups, max_in_flight, failures, (media_rows, seen_whole))| MockConfig {
             media_rows,
+            seen_whole,
             vocab_size: VOCAB,
             tokens: 0..VOCAB as u32,
             block_size,
@@ -391,10 +398,15 @@ proptest! {
 
     #[test]
     fn every_request_ends_once_with_the_tokens_it_gets_alone(
-        lives in prop::collection::vec(life(), 1..14),
+        mut lives in prop::collection::vec(life(), 1..14),
         mock in mock(),
-        config in config(),
+        mut config in config(),
     ) {
+        if mock.seen_whole {
+            let room = MOST_ROWS + config.max_num_seqs - 1;
+            config.max_num_batched_tokens = config.max_num_batched_tokens.max(room);
+            lives.iter_mut().filter(|life| !life.images.is_empty()).for_each(Life::score_nothing);
+        }
         let telemetry = Telemetry::new(TelemetryConfig { model_name: "m".into(), engine: 0, max_model_len: MAX_LEN });
         let fails = !mock.failures.is_empty();
         let executor = Box::new(MockExecutor::new(mock));

@@ -34,6 +34,11 @@ impl SequenceImages {
     fn within(&self, tokens: &Range<usize>) -> Range<usize> {
         overlapping(&self.all, tokens)
     }
+
+    /// Returns the image with a token at a position.
+    fn at(&self, position: usize) -> Option<&PromptImage> {
+        self.within(&(position..position + 1)).next().map(|index| &self.all[index])
+    }
 }
 
 /// Returns the indices of the images with tokens in a range of positions.
@@ -70,6 +75,8 @@ struct Entry {
 pub(crate) struct ImageCache {
     rows: FreeRows,
     total: usize,
+    /// Whether the tokens of an image see each other.
+    seen_whole: bool,
     entries: HashMap<Key, Entry>,
     /// Images without references, the one released first first.
     idle: BTreeMap<u64, Key>,
@@ -92,11 +99,12 @@ pub(crate) struct ImageCache {
 }
 
 impl ImageCache {
-    /// Creates an empty cache of `tokens` rows.
-    pub(crate) fn new(tokens: usize) -> Self {
+    /// Creates an empty cache of `tokens` rows. `seen_whole` is that of [`ImageSpec`](super::ImageSpec).
+    pub(crate) fn new(tokens: usize, seen_whole: bool) -> Self {
         Self {
             rows: FreeRows::new(tokens),
             total: tokens,
+            seen_whole,
             entries: HashMap::new(),
             idle: BTreeMap::new(),
             idle_tokens: 0,
@@ -119,6 +127,22 @@ impl ImageCache {
     /// Returns the numbers of images looked up and found since the last call.
     pub(crate) fn take_lookups(&mut self) -> (u64, u64) {
         std::mem::take(&mut self.lookups)
+    }
+
+    /// Returns the most tokens from `first` on, up to `tokens`, after which a step may end: it may end anywhere unless the
+    /// tokens of an image see each other.
+    pub(crate) fn uncut(&self, images: &SequenceImages, first: usize, tokens: usize) -> usize {
+        let next = images.at(first + tokens).filter(|_| self.seen_whole);
+        match next.map(|image| image.span.start as usize) {
+            Some(start) if start < first + tokens => start.saturating_sub(first),
+            _ => tokens,
+        }
+    }
+
+    /// Returns the fewest tokens from `first` on after which a step may end: more than one in an image whose tokens see each
+    /// other.
+    pub(crate) fn least(&self, images: &SequenceImages, first: usize) -> usize {
+        images.at(first).filter(|_| self.seen_whole).map_or(1, |image| image.span.end() as usize - first)
     }
 
     /// Makes a sequence hold the images of its tokens at `first..first + tokens`, and plans to encode those that are
@@ -325,7 +349,7 @@ mod tests {
 
     #[test]
     fn a_share_holds_the_images_of_its_tokens() {
-        let mut cache = ImageCache::new(10);
+        let mut cache = ImageCache::new(10, false);
         cache.begin(1, 10);
         let mut sequence = images(&[(2, 4), (6, 3), (12, 4)]);
         assert_eq!(cache.acquire(&mut sequence, 4, 0), 0);
@@ -349,8 +373,21 @@ mod tests {
     }
 
     #[test]
+    fn a_step_does_not_end_in_an_image_that_is_seen_whole() {
+        let sequence = images(&[(2, 4), (6, 3)]);
+        let ends = |seen_whole| {
+            let cache = ImageCache::new(10, seen_whole);
+            let uncut = |first, tokens| cache.uncut(&sequence, first, tokens);
+            let shares = [uncut(0, 1), uncut(0, 2), uncut(0, 3), uncut(0, 6), uncut(0, 8), uncut(2, 3), uncut(7, 1)];
+            (shares, [0, 2, 4, 6, 8, 9].map(|first| cache.least(&sequence, first)))
+        };
+        assert_eq!(ends(true), ([1, 2, 2, 6, 6, 0, 0], [1, 4, 2, 3, 1, 1]));
+        assert_eq!(ends(false), ([1, 2, 3, 6, 8, 3, 1], [1; 6]));
+    }
+
+    #[test]
     fn an_image_given_up_in_its_own_step_costs_no_budget() {
-        let mut cache = ImageCache::new(8);
+        let mut cache = ImageCache::new(8, false);
         cache.begin(1, 8);
         let (mut first, mut second) = (images(&[(0, 8)]), images(&[(1, 5)]));
         assert_eq!(cache.acquire(&mut first, 0, 3), 3);
@@ -366,7 +403,7 @@ mod tests {
     /// A sequence that is not admitted after all lets its images go, and then others must be able to go on.
     #[test]
     fn an_image_that_is_let_go_makes_room() {
-        let mut cache = ImageCache::new(8);
+        let mut cache = ImageCache::new(8, false);
         let (mut first, mut second) = (images(&[(0, 8), (9, 4)]), images(&[(1, 5)]));
         cache.begin(1, 8);
         assert_eq!(cache.acquire(&mut first, 0, 8), 8);

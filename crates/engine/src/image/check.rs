@@ -58,7 +58,7 @@ mod tests {
     use super::*;
     use crate::{ImageHash, ImageInput, ImageSpan};
 
-    const SPEC: ImageSpec = ImageSpec { cache_tokens: 20, merge: 2, patch_bytes: 3, frame_bytes: 3 };
+    const SPEC: ImageSpec = ImageSpec { cache_tokens: 20, merge: 2, patch_bytes: 3, frame_bytes: 3, seen_whole: false };
 
     fn image(start: u32, rows: u32, cols: u32) -> PromptImage {
         let patches = vec![0; (rows * cols * 4 * 3) as usize];

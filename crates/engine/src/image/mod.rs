@@ -91,4 +91,6 @@ pub struct ImageSpec {
     pub patch_bytes: usize,
     /// Size of one frame of a patch in bytes. The patches of a still image have one frame, which is repeated.
     pub frame_bytes: usize,
+    /// Whether the tokens of an image see each other. A step then computes all of those that are left.
+    pub seen_whole: bool,
 }

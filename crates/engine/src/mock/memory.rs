@@ -59,6 +59,7 @@ struct Seat {
     tokens: Vec<u32>,
     /// Their inputs of the first layer, which differ from the tokens in images.
     contents: Vec<u32>,
+    images: Arc<[PromptImage]>,
     state: u64,
 }
 
@@ -118,7 +119,17 @@ impl Memory {
         contents.extend(self::contents(&joined.prompt, &joined.images));
         contents.extend(&joined.output);
         let (params, prompt) = (joined.params.clone(), joined.prompt.clone());
-        self.seats[slot] = Some(Seat { params, prompt, tokens, contents, state: EMPTY });
+        let images = joined.images.clone();
+        self.seats[slot] = Some(Seat { params, prompt, tokens, contents, images, state: EMPTY });
+    }
+
+    /// Checks that a step which ends at a position cuts no image.
+    pub(super) fn check_whole(&self, slot: Slot, end: usize) -> Result<(), String> {
+        let is_cut = |image: &&PromptImage| (image.span.start as usize) < end && end < image.span.end() as usize;
+        match self.seat(slot)?.images.iter().find(is_cut) {
+            Some(image) => Err(format!("a step of slot {slot} ends at {end}, in the image at {}", image.span.start)),
+            None => Ok(()),
+        }
     }
 
     /// Encodes an image into its rows.

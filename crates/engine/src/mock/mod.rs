@@ -43,6 +43,8 @@ pub struct MockConfig {
     /// Number of tokens of encoded images that are kept; 0 if the model takes no images. A token has 2 × 2 patches of a
     /// byte.
     pub media_rows: usize,
+    /// Whether the tokens of an image see each other, so that a step must not end in one.
+    pub seen_whole: bool,
     /// Length H of an embedding.
     pub hidden_size: usize,
     /// Maximum number of steps in flight: 1 or 2.
@@ -68,6 +70,7 @@ impl Default for MockConfig {
             blocks: 4097,
             kv_groups: 1,
             media_rows: 0,
+            seen_whole: false,
             hidden_size: 8,
             max_in_flight: 1,
             step_latency: Duration::ZERO,
@@ -230,8 +233,11 @@ impl MockExecutor {
             let content = self.memory.content(plan, sequence, position, token).map_err(broken)?;
             self.memory.write(tables, sequence.slot, position, (token, content)).map_err(broken)?;
         }
+        let end = sequence.first_position as usize + sequence.tokens.len();
+        if self.config.seen_whole {
+            self.memory.check_whole(sequence.slot, end).map_err(broken)?;
+        }
         if self.config.verify {
-            let end = sequence.first_position as usize + sequence.tokens.len();
             self.memory.verify(tables, sequence.slot, end).map_err(broken)?;
         }
         Ok(())
@@ -277,7 +283,13 @@ impl Executor for MockExecutor {
 
     fn image_spec(&self) -> Option<ImageSpec> {
         let cache_tokens = self.config.media_rows;
-        (cache_tokens > 0).then_some(ImageSpec { cache_tokens, merge: 2, patch_bytes: 1, frame_bytes: 1 })
+        (cache_tokens > 0).then_some(ImageSpec {
+            cache_tokens,
+            merge: 2,
+            patch_bytes: 1,
+            frame_bytes: 1,
+            seen_whole: self.config.seen_whole,
+        })
     }
 
     fn submit(&mut self, plan: StepPlan) -> Result<(), ExecutorError> {

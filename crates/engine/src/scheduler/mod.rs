@@ -21,7 +21,9 @@ use crate::image::ImageCache;
 use crate::inbox::RequestId;
 use crate::kv::{Hit, KvCache, KvLayout};
 use crate::sequence::{Answer, Residence, Sequence, SequenceKey, SequenceTable};
-use crate::{ClientId, EngineConfig, KvCacheSpec, PooledRows, SchedulingPolicy, Slot, StepId, StepPlan, StepWork};
+use crate::{
+    ClientId, EngineConfig, ImageSpec, KvCacheSpec, PooledRows, SchedulingPolicy, Slot, StepId, StepPlan, StepWork,
+};
 use clients::Clients;
 use queue::{Rank, WaitingQueue};
 
@@ -149,11 +151,12 @@ pub(crate) struct Scheduler {
 }
 
 impl Scheduler {
-    /// Creates an idle scheduler. The executor keeps `media_rows` tokens of encoded images.
-    pub(crate) fn new(config: EngineConfig, spec: &KvCacheSpec, media_rows: usize) -> Self {
+    /// Creates an idle scheduler for an executor with this memory.
+    pub(crate) fn new(config: EngineConfig, spec: &KvCacheSpec, images: Option<ImageSpec>) -> Self {
         let seats = config.max_num_seqs;
+        let (rows, seen_whole) = images.map_or((0, false), |spec| (spec.cache_tokens, spec.seen_whole));
         Self {
-            images: ImageCache::new(media_rows),
+            images: ImageCache::new(rows, seen_whole),
             kv: KvCache::new(
                 spec,
                 KvLayout::new(spec, config.enable_prefix_caching).seeded(config.prefix_seed.as_deref()),
@@ -389,14 +392,27 @@ impl Scheduler {
         if whole.seconds <= budget.seconds {
             return Some(whole);
         }
-        let least = if self.chosen.is_empty() { LEAST_CHUNK.min(most) } else { 0 };
+        // An image that is not cut takes the time that it takes.
+        let images = &sequence.images;
+        let least =
+            if self.chosen.is_empty() { self.images.least(images, first).max(LEAST_CHUNK).min(most) } else { 0 };
         // The most tokens that fit: `low` fit and `high` do not.
         let (mut low, mut high) = (least, most);
         while low + 1 < high {
             let middle = low.midpoint(high);
             if choice(middle).seconds <= budget.seconds { low = middle } else { high = middle }
         }
-        Some(choice(low))
+        Some(choice(self.images.uncut(images, first, low)))
+    }
+
+    /// Cuts a share of `most` tokens from `first` on where the step may end. An image that is not cut may exceed the share,
+    /// up to `limit`.
+    fn uncut(&self, sequence: &Sequence, first: usize, most: usize, limit: usize) -> usize {
+        let least = self.images.least(&sequence.images, first);
+        match self.images.uncut(&sequence.images, first, most) {
+            0 if most > 0 && least <= limit => least,
+            tokens => tokens,
+        }
     }
 
     /// Cuts a share that begins at `first` before the first image that the sequence cannot have in this step, and makes
@@ -429,7 +445,8 @@ impl Scheduler {
             return;
         }
         let first = sequence.submitted;
-        let most = sequence.wanted().min(share).min(budget.tokens).min(sequence.within_rows(first, budget.scores));
+        let limit = sequence.wanted().min(budget.tokens);
+        let most = self.uncut(sequence, first, limit.min(share).min(sequence.within_rows(first, budget.scores)), limit);
         let Some(chosen) = self.choice(key, (first, most), budget, clock) else { return };
         let Some(chosen) = self.with_images(chosen, first, budget, clock) else { return };
         if chosen.tokens > 0 && self.make_room(key, first + chosen.tokens, budget) {
@@ -532,7 +549,9 @@ impl Scheduler {
             seconds: if self.config.enable_chunked_prefill { budget.seconds } else { f64::INFINITY },
             ..*budget
         };
-        let Some(chosen) = self.choice(key, (hit.tokens, tokens), &time, clock) else { return false };
+        let Some(sequence) = self.sequences.get(key) else { return false };
+        let share = self.uncut(sequence, hit.tokens, tokens, budget.tokens.min(known - hit.tokens));
+        let Some(chosen) = self.choice(key, (hit.tokens, share), &time, clock) else { return false };
         let Some(chosen) = self.with_images(chosen, hit.tokens, &time, clock) else { return false };
         if chosen.tokens == 0 && tokens > 0 {
             return false;

@@ -29,7 +29,7 @@ impl Rig {
         let spec = KvCacheSpec { block_size: 4, groups: vec![group] };
         Self {
             inbox: Arc::new(Inbox::new(&config)),
-            scheduler: Scheduler::new(config, &spec, 0),
+            scheduler: Scheduler::new(config, &spec, None),
             epoch: Instant::now(),
             next_id: 0,
             step: 0,
