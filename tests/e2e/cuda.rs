@@ -70,6 +70,7 @@ async fn conversations_with_images_are_answered_as_by_pytorch() {
         ("qwen3-vl", &["--enforce-eager"][..]),
         ("qwen3-vl", &["--max-num-batched-tokens", "10"]),
         ("idefics3", &["--max-num-batched-tokens", "10"]),
+        ("gemma3-images", &["--max-num-batched-tokens", "19", "--max-num-seqs", "4"]),
     ] {
         let mut cases: Vec<Value> =
             serde_json::from_slice(&std::fs::read(testdata(model).join("chat.json")).unwrap()).unwrap();

@@ -102,6 +102,48 @@ async fn answers_about_images_in_tiles_are_those_of_pytorch() {
     }
 }
 
+/// The tokens of an image see each other, so that no step cuts one.
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_about_images_that_are_seen_whole_are_those_of_pytorch() {
+    let model = model("gemma3-images");
+    for args in [&[][..], &["--max-num-batched-tokens", "17", "--max-num-seqs", "2"]] {
+        let server = server_of(&model, args);
+        for case in cases_of(&model) {
+            // The second answer takes the blocks of the first one's prompt.
+            for _ in 0..2 {
+                let (status, answer) = server.post("/v1/chat/completions", &chat(&case["messages"])).await;
+                assert_eq!(status, 200, "{answer}");
+                assert_eq!(answer["choices"][0]["token_ids"], case["answer"], "{} {args:?}", case["name"]);
+                assert_eq!(answer["usage"]["prompt_tokens"], case["prompt_tokens"], "{}", case["name"]);
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_must_have_room_for_an_image_that_is_seen_whole() {
+    let model = model("gemma3-images");
+    let start = |args: &[&str]| {
+        let mut command = std::process::Command::new(OCTAVO);
+        command.arg("serve").arg(&model).args(["--device", "cpu", "--max-num-batched-tokens", "20"]).args(args);
+        command
+    };
+    let output = start(&[]).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    let last = error.lines().last().unwrap_or_default();
+    assert!(last.contains("--max-num-batched-tokens 20: this model computes the 16 tokens of an image"), "{error}");
+    assert!(last.contains("give at least 271"), "{error}");
+    let server = server_of(&model, &["--max-num-batched-tokens", "20", "--max-num-seqs", "5"]);
+    let case = &cases_of(&model)[0];
+    let mut body = chat(&case["messages"]);
+    body["prompt_logprobs"] = json!(1);
+    let (status, answer) = server.post("/v1/chat/completions", &body).await;
+    assert_eq!(status, 400, "{answer}");
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert!(message.starts_with("the log-probabilities of a prompt with images"), "{message}");
+    let _texts = server_of(&model, &["--max-num-batched-tokens", "20", "--language-model-only"]);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn texts_cannot_take_the_place_of_tiles() {
     let model = model("idefics3");

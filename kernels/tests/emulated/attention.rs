@@ -8,11 +8,22 @@ use octavo_kernels::emulation::{BankUse, Order};
 use octavo_kernels::manifest::{self, Chip, Dtype, Instance};
 use octavo_kernels::params::{AttentionParams, KV_BLOCK, LATENT_ROWS, PagedDecodeParams};
 use octavo_kernels::plan::{DecodePlan, PrefillPlan};
+use octavo_ops::Sight;
 use octavo_ops::testing::TestRng;
 
 use crate::common::{assert_near, in_every_order, launch, rng};
 use crate::launcher::{Kernels, address, address_mut, dtypes, has_sm80, on_device};
 use crate::support::{Array, Tolerance, pick};
+
+/// Returns the position after the span of a position, or after the position itself. Spans of two lengths occur: one is within
+/// a tile of queries, the other longer than one.
+pub(crate) fn span_end(position: usize) -> usize {
+    match position % 130 {
+        offset @ 5..15 => position - offset + 15,
+        offset @ 30..125 => position - offset + 125,
+        _ => position + 1,
+    }
+}
 
 /// Kernels that run a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,8 +51,8 @@ pub(crate) struct Setup {
     pub(crate) softcap: Option<f32>,
     /// Whether heads have sinks.
     pub(crate) sinks: bool,
-    /// Whether queries see keys after their own.
-    pub(crate) bidirectional: bool,
+    /// The keys that a query sees, in spans by [`span_end`].
+    pub(crate) sight: Sight,
     /// Number of elements of a value, if values are the first elements of the keys.
     pub(crate) prefix: Option<usize>,
     pub(crate) path: Path,
@@ -104,7 +115,7 @@ impl Setup {
             }
             Path::Fast { chip, .. } => {
                 let prefill = manifest::paged_prefill(chip, self.dtype, self.size).expect("a prefill kernel");
-                if self.bidirectional {
+                if self.sight == Sight::Both {
                     return vec![prefill];
                 }
                 let decode = manifest::paged_decode(self.dtype, self.size, self.q_heads / self.kv_heads);
@@ -115,17 +126,13 @@ impl Setup {
 
     /// Returns the keys that the query at a position of a sequence of `len` tokens sees.
     fn seen(&self, position: usize, len: usize) -> Range<usize> {
-        match self.window {
-            Some(window) if self.bidirectional => position.saturating_sub(window)..(position + window + 1).min(len),
-            None if self.bidirectional => 0..len,
-            Some(window) => (position + 1).saturating_sub(window)..position + 1,
-            None => 0..position + 1,
-        }
+        let (first, last) = self.sight.keys(position, len, span_end(position), self.window);
+        first..last + 1
     }
 
     /// Returns the window and the lookahead of the parameters.
     fn reach(&self) -> (u32, u32) {
-        match (self.bidirectional, self.window.map(|window| window as u32)) {
+        match (self.sight == Sight::Both, self.window.map(|window| window as u32)) {
             (true, Some(window)) => (2 * window + 1, window),
             (true, None) => (0, u32::MAX),
             (false, window) => (window.unwrap_or(0), 0),
@@ -213,6 +220,8 @@ struct Step<'a> {
     table_stride: usize,
     query_start: Vec<u32>,
     seq_lens: Vec<u32>,
+    /// Empty unless the setup has spans.
+    seen_ends: Vec<u32>,
 }
 
 impl<'a> Step<'a> {
@@ -234,12 +243,17 @@ impl<'a> Step<'a> {
             table_stride,
             query_start: vec![0],
             seq_lens: chunks.iter().map(|(_, p)| p.end as u32).collect(),
+            seen_ends: Vec::new(),
         };
         for chunk in chunks {
             let (sequence, positions) = chunk;
             let row: Vec<u32> = (0..blocks_of(chunk)).map(|_| free.swap_remove(rng.below(free.len()))).collect();
             // Keys before the window are not used any more.
             let seen = setup.seen(positions.start, positions.end);
+            if setup.sight == Sight::Spans {
+                let ends = positions.clone().map(|position| span_end(position).min(positions.end) as u32);
+                step.seen_ends.extend(ends);
+            }
             for key in seen.start..positions.end {
                 let at = step.slot(row[key / KV_BLOCK] as usize, key % KV_BLOCK);
                 let cols = key * setup.kv_cols()..(key + 1) * setup.kv_cols();
@@ -270,6 +284,9 @@ impl<'a> Step<'a> {
         self.rows.push(row..row + 1);
         self.query_start.push(row as u32 + 1);
         self.seq_lens.push(0);
+        if self.setup.sight == Sight::Spans {
+            self.seen_ends.push(0);
+        }
     }
 
     /// Returns the index of the key of a slot in the cache; its value follows one plane later.
@@ -291,6 +308,7 @@ impl<'a> Step<'a> {
             block_table: address(&self.table),
             query_start: address(&self.query_start),
             seq_lens: address(&self.seq_lens),
+            seen_ends: if self.seen_ends.is_empty() { 0 } else { address(&self.seen_ends) },
             plan,
             sinks: self.sinks.as_deref().map_or(0, address),
             block_stride: (Self::LAYERS * self.setup.planes() * plane) as u64,
@@ -322,9 +340,9 @@ impl<'a> Step<'a> {
                     self.decode(kernels, order, decode, &mut out, (split_tokens, columns));
                 }
                 let mut plan = Vec::new();
-                let PrefillPlan { tiles } = match self.setup.bidirectional {
-                    true => PrefillPlan::write_segments(&self.query_start, &mut plan),
-                    false => PrefillPlan::write(&self.query_start, &self.seq_lens, &mut plan),
+                let PrefillPlan { tiles } = match self.setup.sight {
+                    Sight::Both => PrefillPlan::write_segments(&self.query_start, &mut plan),
+                    Sight::Causal | Sight::Spans => PrefillPlan::write(&self.query_start, &self.seq_lens, &mut plan),
                 };
                 if tiles > 0 {
                     let params = self.params(out.ptr_mut(), address(&plan));
@@ -376,11 +394,11 @@ impl<'a> Step<'a> {
 /// Returns the shapes with which every path is tested: head sizes, each with an element type and heads.
 pub(crate) fn setups() -> Vec<Setup> {
     let setup = |dtype, (q_heads, kv_heads), size, path| {
-        let (window, softcap, sinks, bidirectional) = (None, None, false, false);
+        let (window, softcap, sinks, sight) = (None, None, false, Sight::Causal);
         // A setup that does not run on this device is replaced by a similar one.
         let dtype = if dtypes().contains(&dtype) { dtype } else { Dtype::F16 };
         let path = if path == Path::AMPERE && !has_sm80() { Path::VOLTA } else { path };
-        Setup { dtype, q_heads, kv_heads, size, window, softcap, sinks, bidirectional, prefix: None, path }
+        Setup { dtype, q_heads, kv_heads, size, window, softcap, sinks, sight, prefix: None, path }
     };
     vec![
         setup(Dtype::Bf16, (4, 1), 128, Path::AMPERE),
@@ -417,6 +435,30 @@ pub(crate) fn check_drawn_step(setup: &Setup, rng: &mut TestRng, longest: usize)
     setup.check(&chunks, &setup.run(&chunks, rng.next_u64()));
 }
 
+/// A step does not end in a span. Chunks begin in spans and outside, and one decodes.
+#[test]
+fn spans_are_as_in_f64() {
+    let rng = &mut rng();
+    for setup in setups() {
+        for setup in [setup, with_options(setup, rng)] {
+            let setup = Setup { sight: Sight::Spans, ..setup };
+            let drawn: Vec<(Sequence, Range<usize>)> = (0..4)
+                .map(|chunk| {
+                    let end = span_end(rng.below(260));
+                    let start = if chunk == 0 { end - 1 } else { rng.below(end) };
+                    (setup.sequence(end, rng), start..end)
+                })
+                .collect();
+            let chunks: Vec<Chunk<'_>> = drawn.iter().map(|(s, positions)| (s, positions.clone())).collect();
+            let outputs = setup.run(&chunks, rng.next_u64());
+            setup.check(&chunks, &outputs);
+            for (chunk, output) in chunks.iter().zip(&outputs) {
+                assert!(setup.run(std::slice::from_ref(chunk), 4)[0] == *output, "{setup:?}: alone");
+            }
+        }
+    }
+}
+
 #[test]
 fn attention_is_as_in_f64() {
     let rng = &mut rng();
@@ -434,19 +476,9 @@ fn every_setup() -> Vec<Setup> {
     for dtype in dtypes().into_iter().filter(|dtype| *dtype != Dtype::F32) {
         for (size, q_heads) in manifest::HEAD_SIZES.into_iter().flat_map(|size| [1, 2, 4, 8].map(|group| (size, group)))
         {
-            let (window, softcap, sinks, bidirectional) = (None, None, false, false);
-            let setup = |path| Setup {
-                dtype,
-                q_heads,
-                kv_heads: 1,
-                size,
-                window,
-                softcap,
-                sinks,
-                bidirectional,
-                prefix: None,
-                path,
-            };
+            let (window, softcap, sinks, sight) = (None, None, false, Sight::Causal);
+            let setup =
+                |path| Setup { dtype, q_heads, kv_heads: 1, size, window, softcap, sinks, sight, prefix: None, path };
             all.extend(has_sm80().then(|| setup(Path::AMPERE)));
             all.extend((dtype == Dtype::F16).then(|| setup(Path::VOLTA)));
         }
@@ -472,7 +504,7 @@ fn segment_setups() -> Vec<Setup> {
     let mut all = Vec::new();
     for dtype in dtypes() {
         for size in manifest::PREFILL_HEAD_SIZES {
-            let (window, softcap, sinks, bidirectional) = (None, None, false, true);
+            let (window, softcap, sinks, sight) = (None, None, false, Sight::Both);
             let setup = |path| Setup {
                 dtype,
                 q_heads: 4,
@@ -481,7 +513,7 @@ fn segment_setups() -> Vec<Setup> {
                 window,
                 softcap,
                 sinks,
-                bidirectional,
+                sight,
                 prefix: None,
                 path,
             };

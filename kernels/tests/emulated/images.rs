@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use octavo_kernels::manifest::{self, Dtype, MediaMove};
-use octavo_kernels::params::{EmbedTapsParams, MediaRowsParams, PatchesParams};
+use octavo_kernels::params::{EmbedTapsParams, MeanRowsParams, MediaRowsParams, PatchesParams};
 use octavo_ops::testing::TestRng;
 
 use crate::common::{assert_near, in_every_order, launch, rng};
@@ -15,7 +15,7 @@ const MOVES: [MediaMove; 3] = [MediaMove::Store, MediaMove::Replace, MediaMove::
 static KERNELS: LazyLock<Kernels> = LazyLock::new(|| {
     let mut instances = Vec::new();
     for dtype in dtypes() {
-        instances.extend([manifest::patches(dtype), manifest::embed_taps(dtype)]);
+        instances.extend([manifest::patches(dtype), manifest::embed_taps(dtype), manifest::mean_rows(dtype)]);
         instances.extend(MOVES.map(|how| manifest::media_rows(dtype, how)));
     }
     Kernels::new(&instances)
@@ -76,6 +76,31 @@ fn check_taps(dtype: Dtype, rng: &mut TestRng) {
     assert_near(&out.values(), &expected, 2.0 * Tolerance::Elementwise.of(dtype), "learned positions");
 }
 
+fn check_means(dtype: Dtype, rng: &mut TestRng) {
+    let (rows, merge, cols) = (1 + rng.below(5), 1 + rng.below(16), pick(rng, &[1, 24, 100, 1152]));
+    let input = Array::random(dtype, rows * merge * cols, rng);
+    let out = in_every_order(|order| {
+        let mut out = Array::poisoned(dtype, rows * cols);
+        let params = MeanRowsParams {
+            out: out.ptr_mut(),
+            input: input.ptr(),
+            rows: rows as u32,
+            cols: cols as u32,
+            merge: merge as u32,
+            reserved: 0,
+        };
+        launch(&KERNELS, order, &manifest::mean_rows(dtype), params.grid(), &params);
+        out
+    });
+    let value = |i: usize| {
+        let column = (0..merge).map(|row| input.get((i / cols * merge + row) * cols + i % cols));
+        column.sum::<f64>() / merge as f64
+    };
+    let expected: Vec<f64> = (0..rows * cols).map(value).collect();
+    // The sum of up to 16 numbers may cancel.
+    assert_near(&out.values(), &expected, 2.0 * Tolerance::Elementwise.of(dtype), "means");
+}
+
 fn check_media_rows(dtype: Dtype, how: MediaMove, rng: &mut TestRng) {
     let (count, cols) = (1 + rng.below(4), pick(rng, &[1, 24, 100, 1152]));
     let (rows, kept, parts) = (7, 9, 3);
@@ -128,6 +153,7 @@ fn images_are_as_in_f64() {
         for dtype in dtypes() {
             check_patches(dtype, rng);
             check_taps(dtype, rng);
+            check_means(dtype, rng);
             MOVES.into_iter().for_each(|how| check_media_rows(dtype, how, rng));
         }
     }

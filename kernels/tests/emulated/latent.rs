@@ -4,6 +4,7 @@ use std::sync::LazyLock;
 
 use octavo_kernels::manifest::{self, Dtype};
 use octavo_kernels::params::{KV_BLOCK, LatentPostParams, NO_SLOT};
+use octavo_ops::Sight;
 use octavo_ops::testing::TestRng;
 
 use crate::attention::{Chunk, Path, Sequence, Setup, check_drawn_step, with_options};
@@ -21,7 +22,7 @@ pub(crate) fn setups(q_heads: usize) -> Vec<Setup> {
         window: None,
         softcap: None,
         sinks: false,
-        bidirectional: false,
+        sight: Sight::Causal,
         prefix: Some(rank),
         path,
     };

@@ -9,14 +9,14 @@ use octavo_backend_cpu::{CpuBackend, CpuConfig, KvDtype, WeightDtype};
 use octavo_backend_cuda::{CudaBackend, CudaConfig, DeviceInfo, Memory, named_folders, probe};
 use octavo_engine::StepPlan;
 use octavo_models::ResolveOptions;
-use octavo_ops::Backend;
+use octavo_ops::{Backend, Program};
 use tracing::{info, warn};
 
-use crate::cli::{ComposeArgs, Device, Dtype};
+use crate::cli::{ComposeArgs, Device, Dtype, EngineArgs};
 use crate::kernels;
 use crate::serve::granted::Surroundings;
+use crate::serve::images::Vision;
 use crate::serve::model::{LoadedModel, ModelFiles};
-use crate::serve::vectors;
 use crate::system::human_bytes;
 
 /// Limits on processors. The token budget is smaller than vLLM's 2048, because matrix products reach their full speed
@@ -246,6 +246,33 @@ pub(crate) fn load(choice: &Choice, args: &ComposeArgs, mut files: ModelFiles) -
     }
 }
 
+/// Returns the token budget of a step: that of the flag or the default, and more for a model whose texts are not divided. A
+/// model that computes an image in one step needs room for it beside a token of each other sequence.
+///
+/// # Errors
+/// The flag leaves no room for an image.
+pub(crate) fn step_tokens(
+    limits: &EngineArgs,
+    default: usize,
+    program: &Program,
+    vision: Option<&Vision>,
+    max_model_len: usize,
+) -> Result<usize> {
+    let tokens = limits.max_num_batched_tokens.unwrap_or(default);
+    let tokens = if program.reduces_rows() { tokens.max(max_model_len) } else { tokens };
+    let image = vision.map_or(0, |vision| vision.tokens_of_a_step(max_model_len));
+    let needed = if image > 0 { image.saturating_add(limits.max_num_seqs - 1) } else { 0 };
+    if limits.max_num_batched_tokens.is_some() && tokens < needed {
+        bail!(
+            "--max-num-batched-tokens {tokens}: this model computes the {image} tokens of an image in one step, beside a \
+             token of each of the other sequences of --max-num-seqs {}; give at least {needed}, lower --max-num-seqs, or \
+             serve texts only with --language-model-only",
+            limits.max_num_seqs
+        );
+    }
+    Ok(tokens.max(needed))
+}
+
 /// The element type on a GPU; `None` for the default of the chip.
 pub(crate) const fn element_type(dtype: Dtype) -> Option<octavo_backend_cuda::Dtype> {
     match dtype {
@@ -259,7 +286,6 @@ pub(crate) const fn element_type(dtype: Dtype) -> Option<octavo_backend_cuda::Dt
 fn cuda_backend(args: &ComposeArgs, files: &ModelFiles) -> Result<CudaBackend> {
     let limits = &args.engine;
     let max_model_len = limits.longest_context(files.checkpoint.config().max_position_embeddings);
-    let tokens = limits.max_num_batched_tokens.unwrap_or(GPU_STEPS.tokens);
     let max_patches = files.vision().map_or(0, |vision| vision.patches_of_a_view(max_model_len));
     let memory = match limits.kv_cache_memory_bytes {
         Some(bytes) => Memory::KvCache(bytes as u64),
@@ -271,7 +297,7 @@ fn cuda_backend(args: &ComposeArgs, files: &ModelFiles) -> Result<CudaBackend> {
         libraries: named_folders(),
         kernel_pack: kernels::pack(args.model.kernel_pack.as_deref())?.map(|(folder, _)| folder),
         kernel_cache: ResolveOptions::from_env().cache_dir.join("kernels"),
-        max_num_batched_tokens: vectors::step_tokens(&files.program, tokens, max_model_len),
+        max_num_batched_tokens: step_tokens(limits, GPU_STEPS.tokens, &files.program, files.vision(), max_model_len)?,
         max_num_seqs: limits.max_num_seqs,
         max_rows: limits.max_num_seqs.saturating_add(StepPlan::MAX_SCORED_ROWS),
         max_model_len,

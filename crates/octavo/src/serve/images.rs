@@ -128,6 +128,11 @@ impl Vision {
         self.largest_image().min(max_model_len)
     }
 
+    /// The number of tokens of an image that a step of the decoder must have room for; 0 if it may compute a part of them.
+    pub(crate) fn tokens_of_a_step(&self, max_model_len: usize) -> usize {
+        if self.encoder.seen_whole { self.processor.largest_view().min(max_model_len) } else { 0 }
+    }
+
     /// The number of patches of the largest view that fits a prompt of `max_model_len` tokens.
     pub(crate) fn patches_of_a_view(&self, max_model_len: usize) -> usize {
         self.processor.largest_view().min(max_model_len).saturating_mul(self.encoder.merged_patches())

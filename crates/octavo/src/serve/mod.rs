@@ -194,8 +194,8 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     let longest = limits.longest_context(model.checkpoint.config().max_position_embeddings);
     let image_tokens = model.vision.as_ref().map_or(0, |vision| vision.tokens_at_once(longest));
     let plan = kv::plan(limits, &model, backend.as_ref(), kv_bytes, block_size, image_tokens)?;
-    steps.tokens = limits.max_num_batched_tokens.unwrap_or(steps.tokens);
-    steps.tokens = vectors::step_tokens(&model.program, steps.tokens, plan.max_model_len);
+    let vision = model.vision.as_ref();
+    steps.tokens = device::step_tokens(limits, steps.tokens, &model.program, vision, plan.max_model_len)?;
     let runner_config = RunnerConfig {
         block_size,
         max_num_seqs: limits.max_num_seqs,

@@ -124,11 +124,6 @@ pub(crate) fn schedule_whole(program: &Program, engine: &mut EngineConfig) {
     }
 }
 
-/// Returns the token budget of a step, which holds a whole text of such a model.
-pub(crate) fn step_tokens(program: &Program, tokens: usize, max_model_len: usize) -> usize {
-    if program.reduces_rows() { tokens.max(max_model_len) } else { tokens }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
