@@ -8,7 +8,7 @@ use octavo_models::{
     Checkpoint, CheckpointError, Format, ImageSize, Programs, Resample, TokenizerData, build_program, build_programs,
 };
 use octavo_ops::dummy::DummyWeights;
-use octavo_ops::{StorageType, WeightError, WeightSource};
+use octavo_ops::{Program, StorageType, WeightError, WeightSource};
 use serde_json::{Value, json};
 
 fn testdata(name: &str) -> PathBuf {
@@ -223,9 +223,73 @@ fn gemma_3_with_images_is_read_under_both_names_of_its_tensors() {
     copy.write("model.safetensors", &file);
     let checkpoint = copy.open().unwrap();
     assert_eq!(build_program(&checkpoint).unwrap(), program);
-    assert_eq!(build_programs(&checkpoint).unwrap().encoder, None);
-    assert!(checkpoint.image_processor(&serde_json::Map::new()).unwrap().is_none());
     assert!(checkpoint.tensor("model.language_model.norm.weight").is_ok());
+    let encoder = build_programs(&checkpoint).unwrap().encoder.unwrap();
+    // Since transformers 5, an encoder has shorter names, which leaves room for spaces in the header.
+    let (old, new) = (b"\"vision_tower.vision_model.", b"             \"vision_tower.");
+    let places: Vec<usize> = (0..file.len() - old.len()).filter(|&at| file[at..].starts_with(old)).collect();
+    assert!(!places.is_empty());
+    places.iter().for_each(|&at| file[at..at + new.len()].copy_from_slice(new));
+    copy.write("model.safetensors", &file);
+    assert_eq!(build_programs(&copy.open().unwrap()).unwrap().encoder, Some(encoder));
+}
+
+#[test]
+fn the_image_processor_of_gemma_3_is_read() {
+    let copy = Copy::of("gemma3-images");
+    let read = |settings: Value| copy.open().unwrap().image_processor(&given(settings));
+    let config = read(json!({})).unwrap().unwrap();
+    assert_eq!((config.size, config.resample), (ImageSize::Fixed { side: 32 }, Resample::Bilinear));
+    let text = config.text.unwrap();
+    assert_eq!(text.placeholder, Some("<start_of_image>"));
+    assert_eq!((text.write)("I", 0, 0), "\n\n<start_of_image>I<end_of_image>\n\n");
+    for (key, value, words) in [
+        ("do_pan_and_scan", json!(true), "'do_pan_and_scan': true of the image processor"),
+        ("size", json!({"height": 64, "width": 32}), "is 32 x 64, but the encoder takes 32 x 32"),
+        ("size", json!({"longest_edge": 32}), "without 'height' and 'width'"),
+    ] {
+        names(&read(json!({key: value})).unwrap_err().to_string(), &[words]);
+    }
+}
+
+/// The products of the MLP had each other's name in older mmproj files.
+#[test]
+fn an_older_mmproj_file_of_gemma_3_is_read() {
+    let copy = Copy::of("gemma3-images-gguf");
+    let open = || Checkpoint::open(&copy.path("model.gguf")).unwrap();
+    let encoder = || build_programs(&open()).unwrap().encoder.unwrap();
+    let shapes =
+        |program: &Program| program.weights.iter().map(|w| (w.name.clone(), w.rows, w.cols)).collect::<Vec<_>>();
+    let before = encoder();
+    let file = std::fs::read(copy.path("mmproj-BF16.gguf")).unwrap();
+    // A name has its length before it. The swap keeps the length of the header.
+    let name = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+    let mut swapped = file;
+    for (layer, kind) in (0..3).flat_map(|layer| ["weight", "bias"].map(|kind| (layer, kind))) {
+        let [up, down, aside] =
+            ["ffn_up", "ffn_down", "ffn_aside"].map(|part| name(&format!("v.blk.{layer}.{part}.{kind}")));
+        for (from, to) in [(&up, &aside), (&down, &up), (&aside, &down)] {
+            let at = (0..swapped.len()).find(|&at| swapped[at..].starts_with(from)).unwrap();
+            swapped.splice(at..at + from.len(), to.iter().copied());
+        }
+    }
+    copy.write("mmproj-BF16.gguf", &swapped);
+    assert_eq!(shapes(&encoder()), shapes(&before));
+    let up =
+        |program: &Program| program.weights.iter().find(|w| w.name == "layers.0.up").unwrap().parts[0].tensor.clone();
+    assert_eq!((up(&before).as_str(), up(&encoder()).as_str()), ("v.blk.0.ffn_up.weight", "v.blk.0.ffn_down.weight"));
+}
+
+/// Most GGUF files of a family may have no encoder, and the file beside one may be another model's.
+#[test]
+fn a_gguf_file_of_gemma_3_needs_no_encoder() {
+    let copy = Copy::of("gemma3-images-gguf");
+    let vision = || Checkpoint::open(&copy.path("model.gguf")).unwrap().config().vision.clone();
+    assert!(vision().is_some());
+    std::fs::copy(testdata("qwen3-vl-gguf").join("mmproj-BF16.gguf"), copy.path("mmproj-BF16.gguf")).unwrap();
+    assert_eq!(vision(), None);
+    std::fs::remove_file(copy.path("mmproj-BF16.gguf")).unwrap();
+    assert_eq!(vision(), None);
 }
 
 #[test]

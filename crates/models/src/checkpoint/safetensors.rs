@@ -127,13 +127,18 @@ impl Shards {
 /// have other names for the two tensors of a norm.
 fn other_names(name: &str) -> impl Iterator<Item = Cow<'_, str>> {
     let with_images = name.strip_prefix("model.language_model.").map(|rest| format!("language_model.model.{rest}"));
-    let bare = BASES.iter().find_map(|base| name.strip_prefix(base));
     let encoder = name.contains(ENCODER).then(|| name.replace(ENCODER, SHORT_ENCODER));
     let old = name.rsplit_once(".LayerNorm.").map(|(norm, kind)| {
         let kind = if kind == "weight" { "gamma" } else { "beta" };
         format!("{norm}.LayerNorm.{kind}")
     });
-    with_images.into_iter().chain(encoder).chain(old).map(Cow::from).chain(bare.map(Cow::from))
+    let bare_encoder = encoder.as_deref().and_then(without_base).map(str::to_owned);
+    let changed = [with_images, encoder, bare_encoder, old];
+    changed.into_iter().flatten().map(Cow::from).chain(without_base(name).map(Cow::from))
+}
+
+fn without_base(name: &str) -> Option<&str> {
+    BASES.iter().find_map(|base| name.strip_prefix(base))
 }
 
 /// Returns whether `name` is one normal path component on every platform: no separator, no `..`, not absolute.

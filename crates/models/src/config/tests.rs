@@ -111,7 +111,10 @@ fn gemma_3_with_images_omits_the_defaults_of_its_text() {
     let text = json!({"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024,
         "rope_scaling": {"factor": 8.0, "rope_type": "linear"}});
     let mut whole = json!({"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"],
-        "text_config": text, "vision_config": {}, "torch_dtype": "bfloat16"});
+        "boi_token_index": 255_999, "eoi_token_index": 256_000, "image_token_index": 262_144, "mm_tokens_per_image": 256,
+        "vision_config": {"hidden_size": 1152, "image_size": 896, "intermediate_size": 4304, "num_attention_heads": 16,
+            "num_hidden_layers": 27, "patch_size": 14, "model_type": "siglip_vision_model", "vision_use_head": false},
+        "text_config": text, "torch_dtype": "bfloat16"});
     let config = read(whole.clone()).unwrap();
     let heads = config.head_shape();
     assert_eq!((heads.q, heads.kv, heads.dim, config.vocab_size), (8, 4, 256, 262_208));
@@ -121,7 +124,27 @@ fn gemma_3_with_images_omits_the_defaults_of_its_text() {
     let rope = config.layers[5].attention.rope.as_ref().unwrap();
     assert_eq!((rope.theta, &rope.scaling), (1e6, &RopeScaling::Linear { factor: 8.0 }));
     assert_eq!((config.rope().unwrap().theta, config.layers[0].attention.scale), (1e4, 1.0 / 16.0));
-    assert_eq!(config.vision, None);
+    let vision = config.vision.unwrap();
+    assert_eq!((vision.table_side, vision.merge_size, vision.patch_elements()), (64, 4, 588));
+    assert_eq!((vision.hidden_size, vision.heads, vision.layers, vision.out_hidden_size), (1152, 16, 27, 2560));
+    let ImageTokens { image, start, end, .. } = vision.tokens;
+    assert_eq!((image, start, end, vision.seen_whole), (262_144, Some(255_999), Some(256_000), true));
+    for (place, value, words) in [
+        ("/mm_tokens_per_image", json!(250), "'mm_tokens_per_image' is 250, which are no squares"),
+        ("/mm_tokens_per_image", json!(9), "which are no squares of the 64 patches of a side"),
+        ("/vision_config/patch_size", json!(0), "a patch size of 0 does not fit it"),
+        ("/vision_config/num_attention_heads", json!(7), "the image encoder: 1152 columns are not whole heads of 7"),
+        (
+            "/text_config/sliding_window",
+            json!(255),
+            "a window of 255 tokens, which is less than the 256 tokens of an image",
+        ),
+    ] {
+        let mut whole = whole.clone();
+        *whole.pointer_mut(place).unwrap() = value;
+        let error = read(whole).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
     // The 27B model.
     for (key, value) in [("num_attention_heads", 32), ("num_key_value_heads", 16), ("head_dim", 128)] {
         whole["text_config"][key] = value.into();
