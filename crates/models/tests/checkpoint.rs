@@ -5,7 +5,8 @@
 use std::path::{Path, PathBuf};
 
 use octavo_models::{
-    Checkpoint, CheckpointError, Format, ImageSize, Programs, Resample, TokenizerData, build_program, build_programs,
+    Checkpoint, CheckpointError, Format, ImageGrid, ImageSize, Programs, Resample, TokenizerData, build_program,
+    build_programs,
 };
 use octavo_ops::dummy::DummyWeights;
 use octavo_ops::{Program, StorageType, WeightError, WeightSource};
@@ -536,6 +537,22 @@ fn the_programs_of_smolvlm_have_its_parameters() {
     let processor = checkpoint.image_processor(&given(json!({}))).unwrap().unwrap();
     assert_eq!(processor.size, ImageSize::Tiles { longest: 2048, side: 512 });
     assert_eq!((processor.resample, processor.mean, processor.std), (Resample::Lanczos, [0.5; 3], [0.5; 3]));
+}
+
+#[test]
+fn the_programs_of_gemma_3_4b_have_its_parameters() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/shapes/gemma-3-4b");
+    let checkpoint = Checkpoint::open_without_weights(&path).unwrap();
+    let Programs { decoder, encoder } = build_programs(&checkpoint).unwrap();
+    let encoder = encoder.unwrap();
+    let entry = octavo_models::catalog::find("gemma-3-4b-it").unwrap();
+    assert_eq!(entry.parameters, decoder.parameters() + encoder.parameters());
+    assert_eq!(entry.weight_bytes, decoder.weight_bytes() + encoder.weight_bytes());
+    assert!(decoder.has_spans() && !build_program(&checkpoint).unwrap().has_spans());
+    let vision = checkpoint.config().vision.as_ref().unwrap();
+    assert_eq!(vision.image_tokens(ImageGrid { rows: 64, cols: 64 }), Some(256));
+    let processor = checkpoint.image_processor(&given(json!({}))).unwrap().unwrap();
+    assert_eq!((processor.size, processor.resample), (ImageSize::Fixed { side: 896 }, Resample::Bilinear));
 }
 
 #[test]

@@ -74,7 +74,7 @@ pub struct Family {
     pub(crate) names: Names,
     /// Its encoder of images, if it takes images.
     pub(crate) images: Option<Images>,
-    /// A layout of its own that tensors of its safetensors files have.
+    /// A layout of its own that tensors of its files have.
     pub(crate) layout: Option<OwnLayout>,
     /// Readers of its vectors, if it has encoders of texts, which predict no tokens.
     pub(crate) vectors: Option<VectorReader>,
