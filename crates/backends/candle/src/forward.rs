@@ -3,8 +3,8 @@
 use candle_core::{Device, Result, Tensor, bail};
 use octavo_ops::{
     BackendError, BufferId, Embed, EmbedIds, EncodeBatch, HeadLinear, HeadShape, KvPlace, LatentPost, Limits, Linear,
-    Logits, MergeKind, NormKind, NormOp, Op, PoolKind, PoolRows, Program, ProgramKind, QkNorm, QkvPost, Residual,
-    Route, Rows, Sight, StepBatch, WeightId,
+    Logits, MergeKind, MergeRows, NormKind, NormOp, Op, PoolKind, PoolRows, Program, ProgramKind, QkNorm, QkvPost,
+    Residual, Route, Rows, Sight, StepBatch, WeightId,
 };
 
 use crate::attention::Attention;
@@ -97,13 +97,7 @@ impl<'a> Forward<'a> {
             Op::Patches { out } => media::patches(self.images()?, self.program.buffers[out.0].cols)?,
             Op::EmbedTaps(op) => media::embed_taps(self.buffer(op.out)?, self.weight(op.table), self.images()?)?,
             Op::InjectRows(op) => self.media.inject(self.buffer(op.out)?, op, &self.batch.injected)?,
-            Op::MergeRows(op) => {
-                let input = self.buffer(op.input)?;
-                match op.kind {
-                    MergeKind::Concatenated => input.reshape((rows, input.elem_count() / rows))?,
-                    MergeKind::Mean => input.reshape((rows, self.program.merge(), input.dim(1)?))?.mean(1)?,
-                }
-            }
+            Op::MergeRows(op) => self.merge_rows(op, rows)?,
             Op::StoreRows { .. } | Op::Route(_) => bail!("{} writes no numbers", op.name()),
             Op::Norm(op) => self.norm(op)?,
             Op::Linear(op) => self.linear(op)?,
@@ -164,6 +158,14 @@ impl<'a> Forward<'a> {
         };
         self.buffers[out.0] = Some(value);
         Ok(())
+    }
+
+    fn merge_rows(&self, op: &MergeRows, rows: usize) -> Result<Tensor> {
+        let input = self.buffer(op.input)?;
+        match op.kind {
+            MergeKind::Concatenated => input.reshape((rows, input.elem_count() / rows)),
+            MergeKind::Mean => input.reshape((rows, self.program.merge(), input.dim(1)?))?.mean(1),
+        }
     }
 
     /// Returns the number of rows of a buffer in this step.

@@ -342,6 +342,7 @@ mod tests {
             shape.pooled_rows(),
             shape.pooled_lens(),
             shape.token_types(),
+            shape.seen_ends(),
             shape.media_rows(),
             shape.injected_rows(),
             shape.tap_rows(),
@@ -353,7 +354,7 @@ mod tests {
             shape.decode_plan(),
             shape.words(),
         ];
-        assert_eq!(starts, [0, 8, 24, 32, 40, 44, 48, 52, 56, 60, 68, 72, 76, 80, 84, 92, 100, 108, 112, 124]);
+        assert_eq!(starts, [0, 8, 24, 32, 40, 44, 48, 52, 56, 60, 68, 76, 80, 84, 88, 92, 100, 108, 116, 120, 132]);
     }
 
     #[test]
