@@ -86,6 +86,14 @@ pub struct VisionConfig {
 }
 
 impl VisionConfig {
+    /// Returns the number of patches of a side of a square image. Pixels beyond the last whole patch are left out.
+    pub(crate) fn patches_of_side(image_size: usize, patch_size: usize) -> Result<usize, ConfigError> {
+        image_size.checked_div(patch_size).filter(|side| *side > 0).ok_or_else(|| {
+            let reason = format!("'image_size' is {image_size}, and a patch size of {patch_size} does not fit it");
+            ConfigError::Invalid(reason)
+        })
+    }
+
     /// Returns the heads of every layer.
     pub const fn head_shape(&self) -> HeadShape {
         HeadShape::new(self.heads, self.heads, self.hidden_size / self.heads)

@@ -18,8 +18,7 @@ const NORM_EPS: f64 = 1e-6;
 pub(super) fn from_hf(fields: &Fields<'_>, decoder: &ModelConfig) -> Result<VisionConfig, ConfigError> {
     let vision = fields.object("vision_config")?.ok_or_else(|| ConfigError::missing("vision_config"))?;
     let size = |key: &str, default: usize| Ok::<_, ConfigError>(vision.usize(key)?.unwrap_or(default));
-    // Pixels beyond the last whole patch are left out.
-    let table_side = side(size("image_size", 224)?, size("patch_size", 16)?)?;
+    let table_side = VisionConfig::patches_of_side(size("image_size", 224)?, size("patch_size", 16)?)?;
     let tokens = fields.usize("mm_tokens_per_image")?.unwrap_or(256);
     let token_side = tokens.isqrt();
     if token_side == 0 || token_side * token_side != tokens || !table_side.is_multiple_of(token_side) {
@@ -84,7 +83,7 @@ pub(super) fn mmproj(
         patch_size,
         temporal_patch_size: frames,
         merge_size: keys.optional_size("projector.scale_factor")?.unwrap_or(MERGE),
-        table_side: side(keys.size("image_size")?, patch_size)?,
+        table_side: VisionConfig::patches_of_side(keys.size("image_size")?, patch_size)?,
         table: PositionTable::Exact,
         out_hidden_size: decoder.hidden_size,
         deepstack_layers: vec![],
@@ -103,13 +102,6 @@ pub(super) fn tokens(metadata: &MetadataView<'_>) -> Result<ImageTokens, ConfigE
     let vocabulary = Vocabulary::read(metadata)?.ok_or_else(|| ConfigError::missing("tokenizer.ggml.tokens"))?;
     let id = |text| vocabulary.id(text);
     Ok(ImageTokens { image: id(IMAGE)?, video: None, start: Some(id(START)?), end: Some(id(END)?) })
-}
-
-/// Returns the number of patches of a side.
-fn side(image_size: usize, patch_size: usize) -> Result<usize, ConfigError> {
-    image_size.checked_div(patch_size).filter(|side| *side > 0).ok_or_else(|| {
-        ConfigError::Invalid(format!("'image_size' is {image_size}, and a patch size of {patch_size} does not fit it"))
-    })
 }
 
 /// Checks that the patches are whole squares, and that a window does not cut an image: PyTorch's layers with a window see

@@ -36,11 +36,7 @@ fn vision(fields: &Fields<'_>, hidden_size: usize) -> Result<VisionConfig, Confi
     let vision = fields.object("vision_config")?.ok_or_else(|| ConfigError::missing("vision_config"))?;
     let size = |key: &str, default: usize| Ok::<_, ConfigError>(vision.usize(key)?.unwrap_or(default));
     let (image_size, patch_size) = (size("image_size", 224)?, size("patch_size", 32)?);
-    // Pixels beyond the last whole patch are left out.
-    let table_side = image_size.checked_div(patch_size).filter(|side| *side > 0).ok_or_else(|| {
-        let reason = format!("'image_size' is {image_size}, and a patch size of {patch_size} does not fit it");
-        ConfigError::Invalid(reason)
-    })?;
+    let table_side = VisionConfig::patches_of_side(image_size, patch_size)?;
     let merge_size = fields.usize("scale_factor")?.unwrap_or(2);
     if merge_size == 0 || !table_side.is_multiple_of(merge_size) {
         let reason =
