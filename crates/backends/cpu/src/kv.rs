@@ -50,7 +50,8 @@ impl fmt::Display for KvDtype {
 
 /// Keys and values of the layers of one KV group.
 ///
-/// The blocks of a layer are contiguous. A block holds, head after head, the keys and then the values. In bf16,
+/// A block holds all layers, so that a short sequence touches little memory, and one that is copied is one range. A layer's
+/// part of a block has, head after head, the keys and then the values. In bf16,
 /// elements are stored as pairs in a word, the first in the low half. Keys are `[D/2][slot]` in pairs of dimensions, so
 /// that one register multiplies sixteen slots with one pair of a query. Values are `[D/16][slot/2][16]` in pairs of
 /// slots, so that one weight is multiplied with sixteen dimensions. Both are also the layout of bf16 tiles. Integers
@@ -61,6 +62,8 @@ impl fmt::Display for KvDtype {
 pub(crate) struct KvCache {
     blocks: usize,
     layers: Vec<Layer>,
+    /// Distance of two blocks in words.
+    stride: usize,
     data: Lines<u32>,
 }
 
@@ -69,7 +72,10 @@ pub(crate) struct KvCache {
 pub(crate) struct Layer {
     pub(crate) heads: HeadShape,
     pub(crate) dtype: KvDtype,
+    /// Start in a block.
     start: usize,
+    /// Distance of two blocks in words.
+    stride: usize,
 }
 
 impl Layer {
@@ -104,27 +110,40 @@ impl Layer {
 
     /// Returns the start of a head's keys in a block. Its values and then their scales follow.
     fn at(&self, block: usize, head: usize) -> usize {
-        self.start + block * self.block_words() + head * self.head_words()
+        block * self.stride + self.start + head * self.head_words()
     }
+}
+
+/// Returns the layers of a group and the distance of two blocks in words.
+///
+/// Attention reads the keys of one head block after block. If the distance were a multiple of a large power of two, they
+/// would all lie in the same few sets of a cache. It is at most one of the size of these keys.
+fn layout(group: &KvGroup, dtype: KvDtype) -> Option<(Vec<Layer>, usize)> {
+    let mut layers: Vec<_> = group.layers.iter().map(|&heads| Layer { heads, dtype, start: 0, stride: 0 }).collect();
+    let mut stride = 0usize;
+    for layer in &mut layers {
+        layer.start = stride;
+        stride = stride.checked_add(layer.block_words())?;
+    }
+    let keys = layers.iter().map(Layer::key_words).min().unwrap_or(0).max(1).ilog2();
+    if stride.trailing_zeros() > keys {
+        stride = stride.checked_add(1 << keys)?;
+    }
+    layers.iter_mut().for_each(|layer| layer.stride = stride);
+    Some((layers, stride))
 }
 
 /// Returns the size of a block over all layers of a group, in bytes.
 pub(crate) fn block_bytes(group: &KvGroup, dtype: KvDtype) -> u64 {
-    let words = |heads: &HeadShape| Layer { heads: *heads, dtype, start: 0 }.block_words();
-    group.layers.iter().map(|heads| (words(heads) * size_of::<u32>()) as u64).sum()
+    layout(group, dtype).map_or(u64::MAX, |(_, stride)| (stride * size_of::<u32>()) as u64)
 }
 
 impl KvCache {
-    /// Allocates zeroed blocks for every layer of the group.
+    /// Allocates zeroed blocks.
     pub(crate) fn new(group: &KvGroup, blocks: usize, dtype: KvDtype) -> Result<Self, BackendError> {
-        let mut layers = Vec::with_capacity(group.layers.len());
-        let mut start = 0usize;
-        for &heads in &group.layers {
-            let layer = Layer { heads, dtype, start };
-            start = layer.block_words().checked_mul(blocks).and_then(|n| n.checked_add(start)).unwrap_or(usize::MAX);
-            layers.push(layer);
-        }
-        Ok(Self { blocks, layers, data: Lines::zeroed(start, || "the KV cache".into())? })
+        let (layers, stride) = layout(group, dtype).unwrap_or_default();
+        let words = stride.checked_mul(blocks).unwrap_or(usize::MAX);
+        Ok(Self { blocks, layers, stride, data: Lines::zeroed(words, || "the KV cache".into())? })
     }
 
     /// Returns the number of blocks, including the null block.
@@ -148,10 +167,8 @@ impl KvCache {
             if from.max(to) as usize >= self.blocks {
                 return Err(failed(format!("cannot copy block {from} to {to}: there are {} blocks", self.blocks)));
             }
-            for layer in &self.layers {
-                let [from, to] = [from, to].map(|block| layer.at(block as usize, 0));
-                self.data.copy_within(from..from + layer.block_words(), to);
-            }
+            let [from, to] = [from, to].map(|block| block as usize * self.stride);
+            self.data.copy_within(from..from + self.stride, to);
         }
         Ok(())
     }

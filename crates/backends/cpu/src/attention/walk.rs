@@ -21,8 +21,8 @@ macro_rules! walk {
             keys.enter($isa, blocks.clone());
             for (index, block) in blocks.clone().enumerate() {
                 // Values are needed after all keys of the tile.
-                let ahead =
-                    (keys.block((block + $crate::attention::walk::AHEAD).min(blocks.end - 1)).0, keys.block(block).1);
+                let next = (block + $crate::attention::walk::AHEAD).min(last / BLOCK);
+                let ahead = (keys.block(next).0, keys.block(block).1);
                 $score(keys.block(block).0, ahead, &mut *weights, index * BLOCK);
             }
             let len = blocks.len() * BLOCK;
