@@ -142,7 +142,7 @@ impl KvCache {
     /// Allocates zeroed blocks.
     pub(crate) fn new(group: &KvGroup, blocks: usize, dtype: KvDtype) -> Result<Self, BackendError> {
         let (layers, stride) = layout(group, dtype).unwrap_or_default();
-        let words = stride.checked_mul(blocks).unwrap_or(usize::MAX);
+        let words = stride.saturating_mul(blocks);
         Ok(Self { blocks, layers, stride, data: Lines::zeroed(words, || "the KV cache".into())? })
     }
 
