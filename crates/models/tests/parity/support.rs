@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use octavo_backend_candle::CandleBackend;
 use octavo_backend_cpu::{CpuBackend, CpuConfig, Isa};
 use octavo_models::{Checkpoint, build_program};
-use octavo_ops::{Backend, BlockTables, Program, StepBatch};
+use octavo_ops::{Backend, BlockTables, Op, Program, StepBatch};
 use safetensors::SafeTensors;
 
 const BLOCK: usize = 16;
@@ -47,27 +47,51 @@ pub(crate) struct Session {
     groups: usize,
     blocks: usize,
     past: usize,
+    defect: Option<Defect>,
+}
+
+/// A defect that every comparison must detect.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Defect {
+    /// Windows are one token too wide.
+    Window,
+    /// The positions of all rows but the first step's are one too high.
+    Position,
 }
 
 impl Session {
     /// Creates a session on the candle backend, the reference.
     pub(crate) fn new(checkpoint: &Checkpoint, capacity: usize) -> Self {
-        Self::on(Box::new(CandleBackend::new()), checkpoint, capacity)
+        Self::on(Box::new(CandleBackend::new()), checkpoint, capacity, None)
     }
 
     /// Creates a session on the CPU backend with an instruction set that the machine supports.
     pub(crate) fn on_cpu(isa: Isa, checkpoint: &Checkpoint, capacity: usize) -> Self {
         let backend = CpuBackend::new(CpuConfig { threads: None, isa: Some(isa), ..CpuConfig::default() }).unwrap();
-        Self::on(Box::new(backend), checkpoint, capacity)
+        Self::on(Box::new(backend), checkpoint, capacity, None)
     }
 
     /// Loads the program and allocates blocks for `capacity` tokens.
-    fn on(mut backend: Box<dyn Backend>, checkpoint: &Checkpoint, capacity: usize) -> Self {
-        let program: Program = build_program(checkpoint).unwrap();
+    pub(crate) fn on(
+        mut backend: Box<dyn Backend>,
+        checkpoint: &Checkpoint,
+        capacity: usize,
+        defect: Option<Defect>,
+    ) -> Self {
+        let mut program: Program = build_program(checkpoint).unwrap();
+        if defect == Some(Defect::Window) {
+            let wider = |window: &mut Option<usize>| *window = window.map(|window| window + 1);
+            program.kv_groups.iter_mut().for_each(|group| wider(&mut group.window));
+            for op in &mut program.ops {
+                if let Op::PagedAttention(op) = op {
+                    wider(&mut op.window);
+                }
+            }
+        }
         backend.load(&program, checkpoint, &mut |_| {}).unwrap();
         let (groups, blocks) = (program.kv_groups.len(), capacity.div_ceil(BLOCK));
         backend.allocate_kv(BLOCK, &vec![blocks + 1; groups]).unwrap();
-        Self { backend, groups, blocks, past: 0 }
+        Self { backend, groups, blocks, past: 0, defect }
     }
 
     /// Starts a new sequence. Its predecessor's stale keys stay in the cache, where nothing may read them.
@@ -79,13 +103,14 @@ impl Session {
     pub(crate) fn forward(&mut self, tokens: &[u32]) -> Vec<f32> {
         let (start, end) = (self.past, self.past + tokens.len());
         assert!(end <= self.blocks * BLOCK);
+        let shift = u32::from(start > 0 && self.defect == Some(Defect::Position));
         // The blocks are in reverse order, so that a backend that ignored the table would read the wrong keys.
         let table: Vec<u32> = (1..=self.blocks as u32).rev().collect();
         let slot = |position: usize| table[position / BLOCK] * BLOCK as u32 + (position % BLOCK) as u32;
         let slots: Vec<u32> = (start..end).map(slot).collect();
         let batch = StepBatch {
             token_ids: tokens.to_vec(),
-            positions: (start as u32..end as u32).collect(),
+            positions: (start as u32 + shift..end as u32 + shift).collect(),
             slot_mapping: vec![slots; self.groups],
             block_tables: vec![BlockTables { stride: self.blocks, ids: table.clone() }; self.groups],
             query_start: vec![0, tokens.len() as u32],
@@ -125,4 +150,12 @@ pub(crate) fn relative_difference(found: &[f32], expected: &[f32]) -> f32 {
     // `max` would drop a NaN.
     let worst = found.iter().zip(expected).map(|(a, b)| (a - b).abs());
     worst.fold(0f32, |m, d| if d.is_nan() || d > m { d } else { m }) / scale
+}
+
+/// Returns the root mean square of the differences relative to that of the reference values.
+pub(crate) fn mean_difference(found: &[f32], expected: &[f32]) -> f64 {
+    assert_eq!(found.len(), expected.len());
+    let squares = |values: &mut dyn Iterator<Item = f32>| values.map(|x| f64::from(x).powi(2)).sum::<f64>();
+    let difference = squares(&mut found.iter().zip(expected).map(|(a, b)| a - b));
+    (difference / squares(&mut expected.iter().copied())).sqrt()
 }
