@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Generates the tiny checkpoints and the golden numbers for the parity tests of octavo-models.
 
-    python generate.py tiny                     # everything in this folder except smollm2.safetensors; offline
-    python generate.py smollm2 --gguf FILE      # smollm2.safetensors, from the default model's GGUF file
+    python generate.py tiny                     # the tiny checkpoints; offline
+    python generate.py real NAME --gguf FILE    # NAME.safetensors, from the GGUF file of a real model
 
 The result is deterministic: seeds are fixed, and numpy generates random weights that are rounded to their storage type
 before PyTorch uses them. PyTorch computes in f32 on one thread. The files were generated with these versions; others may
@@ -131,12 +131,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("tiny")
-    commands.add_parser("smollm2").add_argument("--gguf", type=pathlib.Path, required=True)
+    real_parser = commands.add_parser("real")
+    real_parser.add_argument("name", choices=REAL)
+    real_parser.add_argument("--gguf", type=pathlib.Path, required=True)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-    if arguments.command == "smollm2":
-        smollm2(arguments.gguf)
+    if arguments.command == "real":
+        real(arguments.name, arguments.gguf)
         return
     tokenizer = train_tokenizer()
     for seed, (name, (config, storage, form, shards)) in enumerate(CHECKPOINTS.items(), start=1):
@@ -463,49 +465,73 @@ TEXTS = [
 ]
 
 
-def smollm2(path):
-    """Writes greedy continuations of varied prompts, and the most likely tokens at every position."""
+# Real models: chats and texts, or one long text; weights as in the file, or rounded to bf16.
+REAL = {
+    "smollm2": dict(chats=CHATS, texts=TEXTS),
+    "smollm2-bf16": dict(chats=CHATS, texts=TEXTS, bf16=True),
+    "smollm2-long": dict(long=["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "models/README.md"]),
+    "gemma3-270m": dict(texts=TEXTS, special=True),
+}
+# Tokens of a long text, and the distance of the positions that are compared.
+LONG, APART = 8000, 61
+
+
+def real(name, path):
+    """Writes the most likely tokens at the positions of texts: greedy continuations of varied prompts, or a long text."""
     from transformers import AutoTokenizer, GgufConfig
 
+    settings = REAL[name]
     load = dict(gguf_file=path.name, local_files_only=True)
     tokenizer = AutoTokenizer.from_pretrained(path.parent, **load)
     model = AutoModelForCausalLM.from_pretrained(
         path.parent, **load, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32,
-        attn_implementation="eager",
+        attn_implementation="sdpa" if "long" in settings else "eager",
     ).eval()
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
-    prompts = [
-        tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False)
-        for text in CHATS
-    ] + TEXTS
-    ids, starts, lengths, top_ids, top_logprobs = [], [0], [], [], []
-    for prompt in prompts:
-        prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    if settings.get("bf16"):
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16().float())
+    encode = lambda text: tokenizer(text, add_special_tokens=settings.get("special", False))["input_ids"]
+    texts, lengths = [], []
+    if "long" in settings:
+        tokens = encode("".join((HERE.parents[1] / file).read_text(encoding="utf-8") for file in settings["long"]))
+        assert len(tokens) >= LONG, len(tokens)
+        texts.append(tokens[:LONG])
+    for prompt in prompts_of(tokenizer, settings):
+        tokens = list(encode(prompt))
+        lengths.append(len(tokens))
         # Every token counts, including the end-of-sequence token, because this tests numbers and not chat.
-        tokens = list(prompt_ids)
         for _ in range(CONTINUATION):
             tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
-        logprobs = torch.log_softmax(model(torch.tensor([tokens])).logits[0].double(), dim=-1)
-        values, indices = logprobs.topk(TOP, dim=-1)
-        ids += tokens
-        starts.append(len(ids))
-        lengths.append(len(prompt_ids))
+        texts.append(tokens)
+        print(repr(tokenizer.decode(tokens[lengths[-1]:])))
+    tensors = {
+        "ids": np.array(sum(texts, []), dtype=np.int32),
+        "starts": np.cumsum([0] + [len(tokens) for tokens in texts]).astype(np.int32),
+    }
+    if lengths:
+        tensors["prompt_lengths"] = np.array(lengths, dtype=np.int32)
+    top_ids, top_logprobs, positions = [], [], []
+    for start, tokens in zip(tensors["starts"], texts):
+        compared = range(len(tokens)) if lengths else range(len(tokens) - 1, 0, -APART)[::-1]
+        logits = model(torch.tensor([tokens])).logits[0, list(compared)]
+        values, indices = torch.log_softmax(logits.double(), dim=-1).topk(TOP, dim=-1)
+        positions += [int(start) + at for at in compared]
         top_ids.append(indices.numpy().astype(np.int32))
         top_logprobs.append(values.float().numpy())
-        print(repr(tokenizer.decode(tokens[len(prompt_ids):])))
-    save_file(
-        {
-            "ids": np.array(ids, dtype=np.int32),
-            "starts": np.array(starts, dtype=np.int32),
-            "prompt_lengths": np.array(lengths, dtype=np.int32),
-            "top_ids": np.concatenate(top_ids),
-            "top_logprobs": np.concatenate(top_logprobs),
-        },
-        HERE / "smollm2.safetensors",
-        metadata={"prompts": json.dumps(prompts, ensure_ascii=False)},
-    )
+    tensors["top_ids"], tensors["top_logprobs"] = np.concatenate(top_ids), np.concatenate(top_logprobs)
+    if not lengths:
+        tensors["positions"] = np.array(positions, dtype=np.int32)
+    prompts = json.dumps(prompts_of(tokenizer, settings), ensure_ascii=False)
+    save_file(tensors, HERE / f"{name}.safetensors", metadata={"prompts": prompts})
     readable()
-    print(f"{len(prompts)} prompts, {len(ids)} positions")
+    print(f"{len(texts)} texts, {len(tensors['ids'])} positions, {len(positions)} compared")
+
+
+def prompts_of(tokenizer, settings):
+    chat = lambda text: tokenizer.apply_chat_template(
+        [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False)
+    return [chat(text) for text in settings.get("chats", [])] + settings.get("texts", [])
 
 
 # --- files ---

@@ -166,8 +166,7 @@ async fn is_lost_by(fault: &str, more: &[&str], reason: &str) {
     let later = tokio::time::timeout(ANSWERED, server.post("/v1/completions", &request));
     let (status, answer) = later.await.expect("requests that come later end too");
     assert!(status >= 500, "{fault}: {status}: {answer}");
-    let log = server.log().join("\n");
-    assert!(log.contains(&format!("the cuda backend lost its device: {reason}")), "{fault}: {log}");
+    server.logs(&format!("the cuda backend lost its device: {reason}")).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -125,12 +125,7 @@ async fn a_stream_survives_sigint() {
 async fn the_log_ends_with_the_chat_page_and_a_line_to_try() {
     let mut server = Server::start(Path::new(OCTAVO), Path::new(TINY), &["--cpu-threads", "1"]);
     assert!(!server.start_log().contains("octavo::"), "{}", server.start_log());
-    let mut log = Vec::new();
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while log.len() < 2 && Instant::now() < deadline {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-        log.extend(server.log());
-    }
+    let mut log = server.logs(" INFO try: ").await;
     // The end of the log proves that nothing follows.
     server.signal("INT");
     server.ended(Duration::from_secs(20)).await;

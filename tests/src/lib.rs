@@ -204,6 +204,30 @@ impl Server {
         &self.start
     }
 
+    /// Waits until a line of the log contains a text, and returns the lines up to it that no earlier call has returned.
+    ///
+    /// # Panics
+    /// Panics after a minute.
+    pub async fn logs(&self, text: &str) -> Vec<String> {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut lines = Vec::new();
+        loop {
+            match self.log.try_recv() {
+                Ok(line) => {
+                    let is_it = line.contains(text);
+                    lines.push(line);
+                    if is_it {
+                        return lines;
+                    }
+                }
+                Err(_) => {
+                    assert!(Instant::now() < deadline, "no line has '{text}': {lines:?}");
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            }
+        }
+    }
+
     /// Returns the log lines since it was ready: all of them if it has ended, or else those read so far.
     pub fn log(&self) -> Vec<String> {
         if self.has_ended {
