@@ -114,10 +114,7 @@ impl Shared {
         let (common, config) = (&request.common, &state.config);
         check_model(state, common.model.as_deref())?;
         let (field, max_tokens) = request.limit;
-        // The model's own limit is not the client's, so one beyond the context is no error.
-        let default = config.sampling_defaults.max_new_tokens.map(|tokens| (tokens as usize).min(config.max_model_len));
-        let max_tokens = max_tokens.or(default.map(|tokens| tokens as i64));
-        let limit = OutputLimit { field, max_tokens, least: 1 };
+        let limit = OutputLimit { field, max_tokens, default: config.sampling_defaults.max_new_tokens, least: 1 };
         let alternatives = request.logprobs.map(|count| ("top_logprobs", count));
         let sampling = Sampling::new(common, limit, alternatives, config)?;
         Ok(Self { sampling, restrictions: restrictions(state, common)? })
