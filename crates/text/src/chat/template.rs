@@ -2,8 +2,8 @@
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::SystemTime;
 
+use jiff::civil::DateTime;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value, escape_formatter};
 use serde_json::{Map, Value as Json};
@@ -42,8 +42,8 @@ pub struct TemplateInput<'a> {
 /// A compiled chat template.
 ///
 /// Rendering follows `apply_chat_template` of transformers: the same whitespace rules, functions and filters, and
-/// Python's string conversion. `{% generation %}` is accepted and has no effect; `strftime_now` returns UTC. Rendering
-/// is limited in steps and in output for any template and any messages, and can be interrupted whenever it writes. It is
+/// Python's string conversion. `{% generation %}` is accepted and has no effect; `strftime_now` returns the local time.
+/// Rendering is limited in steps and in output for any template and any messages, and can be interrupted whenever it writes. It is
 /// limited neither in stack nor in the memory and time of a single step, because templates come from the operator of the
 /// server; for those of clients, see [`untrusted_request`](crate::untrusted_request).
 pub struct ChatTemplate {
@@ -66,10 +66,10 @@ impl ChatTemplate {
     /// # Errors
     /// Returns an error if the template has a syntax error; the message contains its position.
     pub fn new(source: &str, special: &SpecialTokens) -> Result<Self, TemplateError> {
-        Self::with_clock(source, special, SystemTime::now)
+        Self::with_clock(source, special, strftime::local_time)
     }
 
-    fn with_clock(source: &str, special: &SpecialTokens, now: fn() -> SystemTime) -> Result<Self, TemplateError> {
+    fn with_clock(source: &str, special: &SpecialTokens, now: fn() -> DateTime) -> Result<Self, TemplateError> {
         let mut environment = environment(now)?;
         environment
             .add_template_owned(NAME, without_generation_tags(source))
@@ -210,7 +210,7 @@ fn cut_at_tag(mut prompt: String, wanted: &str) -> Result<String, TemplateError>
 }
 
 /// Creates the template environment of transformers.
-fn environment(now: fn() -> SystemTime) -> Result<Environment<'static>, TemplateError> {
+fn environment(now: fn() -> DateTime) -> Result<Environment<'static>, TemplateError> {
     let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     environment.set_syntax(syntax.map_err(|error| TemplateError::Syntax(describe(&error)))?);

@@ -1,15 +1,14 @@
 //! Compares renderings of realistic templates with transformers (tests/data/generate_templates.py).
 
-use std::time::{Duration, SystemTime};
-
+use jiff::civil::date;
 use serde_json::{Map, Value as Json, json};
 
 use super::*;
 use crate::{GgufVocabulary, Tokenizer, normalize_messages};
 
 /// Returns 2024-02-29 12:34:56, as in the generator.
-fn clock() -> SystemTime {
-    SystemTime::UNIX_EPOCH + Duration::from_secs(1_709_210_096)
+fn clock() -> DateTime {
+    date(2024, 2, 29).at(12, 34, 56, 0)
 }
 
 fn source(template: &str) -> &'static str {

@@ -10,7 +10,7 @@ fn render(source: &str, messages: Json) -> Result<String, TemplateError> {
 
 fn render_with(source: &str, messages: Json, kwargs: Json) -> Result<String, TemplateError> {
     let special = SpecialTokens { bos: Some("<s>".to_owned()), ..SpecialTokens::default() };
-    let template = ChatTemplate::with_clock(source, &special, || SystemTime::UNIX_EPOCH)?;
+    let template = ChatTemplate::with_clock(source, &special, || DateTime::constant(1970, 1, 1, 0, 0, 0, 0))?;
     template.render(&TemplateInput {
         messages: messages.as_array().unwrap(),
         tools: None,
