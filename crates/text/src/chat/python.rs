@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use minijinja::value::{ValueKind, from_args};
+use minijinja::formatting::{self, FormatStyle};
+use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value, filters};
 
 /// Maximum depth of values; deeper ones are an error rather than a stack overflow. JSON itself is limited to 128.
@@ -12,11 +13,7 @@ pub(super) const MAX_DEPTH: usize = 200;
 pub(super) fn to_str(value: &Value) -> Result<String, Error> {
     match value.as_str() {
         Some(text) => Ok(text.to_owned()),
-        None => {
-            let mut out = String::new();
-            write_repr(&mut out, value, 0)?;
-            Ok(out)
-        }
+        None => repr(value),
     }
 }
 
@@ -44,7 +41,71 @@ pub(super) fn length(value: &Value) -> Result<usize, Error> {
     if value.is_undefined() { Ok(0) } else { filters::length(value) }
 }
 
+/// Implements the operator `%` of strings.
+pub(super) fn percent(template: &str, operand: &Value) -> Result<String, Error> {
+    let values = if operand.is_tuple() { operand.try_iter()?.collect() } else { vec![operand.clone()] };
+    let (text, used) = printf(template, &values)?;
+    if used < values.len() && operand.kind() != ValueKind::Map {
+        return Err(invalid_format("not all arguments converted during string formatting"));
+    }
+    Ok(text)
+}
+
+/// Implements Jinja's filter `format`.
+pub(super) fn format(template: &str, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Error> {
+    let named = kwargs.args().next().is_some();
+    percent(template, &if named { Value::from(kwargs) } else { Value::from(Tuple::from(args.0)) })
+}
+
+/// Formats values as Python does. Also returns the number of values that were used in their order.
+fn printf(template: &str, values: &[Value]) -> Result<(String, usize), Error> {
+    let incomplete = || invalid_format("incomplete format");
+    let missing = || invalid_format("not enough arguments for format string");
+    let (mut out, mut used, mut rest) = (String::new(), 0, template);
+    while let Some((before, field)) = rest.split_once('%') {
+        out.push_str(before);
+        let (key, field) = match field.strip_prefix('(') {
+            Some(inner) => inner.split_once(')').map(|(key, field)| (Some(key), field)).ok_or_else(incomplete)?,
+            None => (None, field),
+        };
+        let options = field.trim_start_matches(|c: char| c.is_ascii_digit() || "#-+ .hlL".contains(c));
+        let conversion = options.chars().next().ok_or_else(incomplete)?;
+        rest = &options[conversion.len_utf8()..];
+        let options = &field[..field.len() - options.len()];
+        if conversion == '%' {
+            out.push('%');
+            continue;
+        }
+        let value = match key {
+            Some(key) => values.first().ok_or_else(missing)?.get_item(&Value::from(key))?,
+            None => values.get(used).cloned().ok_or_else(missing)?,
+        };
+        used += usize::from(key.is_none());
+        let (conversion, value) = match conversion {
+            's' => ('s', Value::from(to_str(&value)?)),
+            'r' => ('s', Value::from(repr(&value)?)),
+            'd' | 'i' if value.is_number() && !value.is_integer() => {
+                ('d', Value::from(f64::try_from(value)?.trunc() as i128))
+            }
+            other => (other, value),
+        };
+        out.push_str(&formatting::format(FormatStyle::Printf, &format!("%{options}{conversion}"), &[value])?);
+    }
+    out.push_str(rest);
+    Ok((out, used))
+}
+
+fn invalid_format(reason: &'static str) -> Error {
+    Error::new(ErrorKind::InvalidOperation, reason)
+}
+
 /// Implements `repr(value)`.
+fn repr(value: &Value) -> Result<String, Error> {
+    let mut out = String::new();
+    write_repr(&mut out, value, 0)?;
+    Ok(out)
+}
+
 fn write_repr(out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
     if depth > MAX_DEPTH {
         return Err(Error::new(ErrorKind::InvalidOperation, "the value is nested too deeply to be printed"));
@@ -177,7 +238,7 @@ fn partition(text: &str, separator: &str, from_end: bool) -> Value {
         None if from_end => ["", "", text],
         None => [text, "", ""],
     };
-    Value::from(minijinja::value::Tuple::from(parts.map(Value::from)))
+    Value::from(Tuple::from(parts.map(Value::from)))
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use serde_json::{Map, Value as Json};
 
 use super::content_format::{self, ContentFormat};
 use super::context::{to_template_list, to_template_value};
-use super::{TemplateError, json, python, strftime};
+use super::{TemplateError, dialect, json, python, strftime};
 use crate::tokenizer::SpecialTokens;
 
 const NAME: &str = "chat_template";
@@ -72,7 +72,7 @@ impl ChatTemplate {
     fn with_clock(source: &str, special: &SpecialTokens, now: fn() -> DateTime) -> Result<Self, TemplateError> {
         let mut environment = environment(now)?;
         environment
-            .add_template_owned(NAME, without_generation_tags(source))
+            .add_template_owned(NAME, dialect::translate(source))
             .map_err(|error| TemplateError::Syntax(describe(&error)))?;
         let named = [
             ("bos_token", &special.bos),
@@ -231,6 +231,9 @@ fn environment(now: fn() -> DateTime) -> Result<Environment<'static>, TemplateEr
     environment.add_filter("length", python::length);
     environment.add_filter("count", python::length);
     environment.add_filter("string", |value: &Value| python::to_str(value));
+    environment.add_filter("format", python::format);
+    environment.add_filter(dialect::FORMAT, python::percent);
+    environment.add_filter(dialect::CATCH, dialect::catching);
     environment.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
         let raised = Raised(python::to_str(message)?);
         Err(Error::new(ErrorKind::InvalidOperation, "raise_exception was called").with_source(raised))
@@ -263,28 +266,6 @@ fn render_error(error: &Error) -> TemplateError {
 /// Formats the error with its line and its causes.
 fn describe(error: &Error) -> String {
     causes(error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
-}
-
-/// Removes `{% generation %}` tags. The blocks mark the assistant's tokens for training; here they only create a scope.
-fn without_generation_tags(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        let (before, tag) = rest.split_at(start + 2);
-        out.push_str(before);
-        rest = tag;
-        let inner = tag.find("%}").map_or("", |end| &tag[..end]);
-        let name = inner.trim_matches(|c: char| c == '-' || c == '+' || c.is_whitespace());
-        let replacement = match name {
-            "generation" => "with",
-            "endgeneration" => "endwith",
-            _ => continue,
-        };
-        out.push_str(&inner.replace(name, replacement));
-        rest = &tag[inner.len()..];
-    }
-    out.push_str(rest);
-    out
 }
 
 /// Collects text up to the limit.
