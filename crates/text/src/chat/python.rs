@@ -6,6 +6,8 @@ use minijinja::formatting::{self, FormatStyle};
 use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value, filters};
 
+use super::json::indent_of;
+
 /// Maximum depth of values; deeper ones are an error rather than a stack overflow. JSON itself is limited to 128.
 pub(super) const MAX_DEPTH: usize = 200;
 
@@ -39,6 +41,37 @@ pub(super) fn is_iterable(value: &Value) -> bool {
 /// Implements Jinja's `length`, which is 0 for a variable that is not defined.
 pub(super) fn length(value: &Value) -> Result<usize, Error> {
     if value.is_undefined() { Ok(0) } else { filters::length(value) }
+}
+
+/// Implements Jinja's filter `replace`, which may replace only the first occurrences.
+pub(super) fn replace(text: &Value, old: &str, new: &str, count: Option<usize>) -> Result<String, Error> {
+    let text = to_str(text)?;
+    Ok(count.map_or_else(|| text.replace(old, new), |count| text.replacen(old, new, count)))
+}
+
+/// Characters at which Python's `splitlines` cuts, other than `\r\n`.
+const LINE_ENDS: [char; 10] =
+    ['\n', '\r', '\u{b}', '\u{c}', '\u{1c}', '\u{1d}', '\u{1e}', '\u{85}', '\u{2028}', '\u{2029}'];
+
+/// Implements Jinja's filter `indent(width=4, first=False, blank=False)`.
+pub(super) fn indent(text: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Error> {
+    let argument = |position: usize, name: &str| -> Result<Option<Value>, Error> {
+        let named: Option<Value> = kwargs.get(name)?;
+        Ok(args.get(position).cloned().or(named))
+    };
+    let flag = |position, name| argument(position, name).map(|value| value.is_some_and(|value| value.is_true()));
+    let margin = indent_of(argument(0, "width")?.unwrap_or_else(|| Value::from(4)))?;
+    let (first, blank) = (flag(1, "first")?, flag(2, "blank")?);
+    kwargs.assert_all_used()?;
+    let text = to_str(text)?.replace("\r\n", "\n");
+    let mut out = String::new();
+    for (index, line) in text.split(LINE_ENDS).enumerate() {
+        out.push_str(if index > 0 { "\n" } else { "" });
+        let has_margin = if index == 0 { first } else { blank || !line.is_empty() };
+        out.push_str(if has_margin { &margin } else { "" });
+        out.push_str(line);
+    }
+    Ok(out)
 }
 
 /// Implements the operator `%` of strings.

@@ -232,6 +232,8 @@ fn environment(now: fn() -> DateTime) -> Result<Environment<'static>, TemplateEr
     environment.add_filter("count", python::length);
     environment.add_filter("string", |value: &Value| python::to_str(value));
     environment.add_filter("format", python::format);
+    environment.add_filter("indent", python::indent);
+    environment.add_filter("replace", python::replace);
     environment.add_filter(dialect::FORMAT, python::percent);
     environment.add_filter(dialect::CATCH, dialect::catching);
     environment.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {

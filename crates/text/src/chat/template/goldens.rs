@@ -29,6 +29,20 @@ fn source(template: &str) -> &'static str {
         "olmo2" => include_str!("../../../tests/data/templates/olmo2.jinja"),
         "mixtral" => include_str!("../../../tests/data/templates/mixtral.jinja"),
         "gpt-oss" => include_str!("../../../tests/data/templates/gpt-oss.jinja"),
+        "qwen3.5" => include_str!("../../../tests/data/templates/qwen3.5.jinja"),
+        "deepseek-v3" => include_str!("../../../tests/data/templates/deepseek-v3.jinja"),
+        "llama3.2" => include_str!("../../../tests/data/templates/llama3.2.jinja"),
+        "mistral-v7" => include_str!("../../../tests/data/templates/mistral-v7.jinja"),
+        "command-r" => include_str!("../../../tests/data/templates/command-r.jinja"),
+        "glm4.5" => include_str!("../../../tests/data/templates/glm4.5.jinja"),
+        "kimi-k2" => include_str!("../../../tests/data/templates/kimi-k2.jinja"),
+        "minimax-m2" => include_str!("../../../tests/data/templates/minimax-m2.jinja"),
+        "zephyr" => include_str!("../../../tests/data/templates/zephyr.jinja"),
+        "vicuna" => include_str!("../../../tests/data/templates/vicuna.jinja"),
+        "smollm3" => include_str!("../../../tests/data/templates/smollm3.jinja"),
+        "hermes3" => include_str!("../../../tests/data/templates/hermes3.jinja"),
+        "formats" => include_str!("../../../tests/data/templates/formats.jinja"),
+        "filters" => include_str!("../../../tests/data/templates/filters.jinja"),
         other => panic!("no template {other}"),
     }
 }
@@ -54,7 +68,7 @@ fn render(case: &Json) -> Result<String, TemplateError> {
 fn templates_render_as_in_transformers() {
     let cases: Json = serde_json::from_str(include_str!("../../../tests/data/templates.json")).unwrap();
     let cases = cases["cases"].as_array().unwrap();
-    assert!(cases.len() >= 150);
+    assert!(cases.len() >= 300);
     let mut wrong = String::new();
     for case in cases {
         let result = render(case);
@@ -86,6 +100,9 @@ fn content_formats_of_real_structures() {
         ("gemma3", ContentFormat::OpenAi),
         ("granite", ContentFormat::String),
         ("gpt-oss", ContentFormat::String),
+        ("qwen3.5", ContentFormat::OpenAi),
+        ("glm4.5", ContentFormat::OpenAi),
+        ("mistral-v7", ContentFormat::OpenAi),
     ] {
         let template = ChatTemplate::new(source(template), &SpecialTokens::default()).unwrap();
         assert_eq!(template.content_format(), format);
