@@ -346,7 +346,8 @@ fn render(state: &AppState, request: &ChatRequest) -> Result<String, ApiError> {
     }
     let template = state.text.template.as_deref().ok_or(TemplateError::Missing)?;
     let placeholder = state.text.images.as_ref().map(|images| &*images.placeholder);
-    let messages = octavo_text::normalize_messages(&request.messages, template.content_format(), placeholder)?;
+    let messages = octavo_text::normalize_messages(&request.messages, template.content_format(), placeholder)
+        .map_err(|error| request.refused(&error))?;
     template.render_in_turns(&TemplateInput { messages: &messages, ..input }, take_turns)
 }
 

@@ -1,10 +1,12 @@
 //! The body of POST /v1/chat/completions.
 
+use octavo_text::TemplateError;
 use serde_json::{Map, Value};
 
 use crate::error::{ApiError, FieldError, FieldErrors};
 use crate::fields::Fields;
 use crate::types::common::CommonFields;
+use crate::types::places::{Place, PlacedMessages};
 use crate::types::tools::{ToolChoice, Tools};
 use crate::unserved::{self, Route};
 
@@ -17,6 +19,8 @@ pub(crate) struct ChatRequest {
     pub(crate) common: CommonFields,
     /// Objects with a role.
     pub(crate) messages: Vec<Value>,
+    /// The parts of the body that the messages were made from; empty if the body has the messages themselves.
+    pub(crate) places: Vec<Place>,
     /// The field that limits the output and its value.
     pub(crate) limit: (&'static str, Option<i64>),
     /// Number of alternatives, if log-probabilities are requested.
@@ -77,6 +81,7 @@ impl ChatRequest {
         let request = Self {
             common: CommonFields::read(&mut fields),
             messages,
+            places: vec![],
             limit: ("max_completion_tokens", None),
             logprobs: logprobs(&mut fields),
             documents: fields.get("documents"),
@@ -101,10 +106,15 @@ impl ChatRequest {
     }
 
     /// A conversation from another route of the API, with defaults for all other fields.
-    pub(crate) fn new(common: CommonFields, messages: Vec<Value>, limit: (&'static str, Option<i64>)) -> Self {
+    pub(crate) fn new(
+        common: CommonFields,
+        PlacedMessages { messages, places }: PlacedMessages,
+        limit: (&'static str, Option<i64>),
+    ) -> Self {
         Self {
             common,
             messages,
+            places,
             limit,
             logprobs: None,
             documents: None,
@@ -119,6 +129,16 @@ impl ChatRequest {
             thinking_token_budget: None,
             return_prompt_text: false,
         }
+    }
+
+    /// The error of a message, which names the part of the body that the message was made from.
+    pub(crate) fn refused(&self, error: &TemplateError) -> ApiError {
+        if let TemplateError::Message { index, field, reason } = error
+            && let Some(place) = self.places.get(*index)
+        {
+            return ApiError::invalid_part(place.location(field), reason);
+        }
+        ApiError::from_template(error)
     }
 }
 

@@ -6,6 +6,7 @@ use crate::error::{ApiError, FieldError};
 use crate::fields::{Fields, check_values};
 use crate::types::chat::{ChatRequest, EFFORTS, set_effort};
 use crate::types::common::{CommonFields, Side, Truncation};
+use crate::types::places::{Place, PlacedMessages};
 use crate::types::structured;
 use crate::types::tools::{ToolChoice, Tools, definition, listed};
 use crate::unserved::{self, Route};
@@ -185,29 +186,31 @@ fn tool_choice(fields: &mut Fields<'_>, definitions: &[Value]) -> ToolChoice {
 }
 
 /// Converts `instructions` and `input` to messages.
-fn messages(fields: &mut Fields<'_>) -> Vec<Value> {
-    let mut messages = Vec::new();
+fn messages(fields: &mut Fields<'_>) -> PlacedMessages {
+    let mut placed = PlacedMessages::default();
     if let Some(instructions) = fields.get::<String>("instructions") {
-        messages.push(json!({"role": "system", "content": instructions}));
+        placed.push(json!({"role": "system", "content": instructions}), Place::content("instructions"));
     }
     match fields.raw("input") {
         None => fields.missing("input"),
         Some(raw) if raw.get().starts_with('"') => {
             let input: Option<String> = fields.get("input");
-            messages.push(json!({"role": "user", "content": input}));
+            placed.push(json!({"role": "user", "content": input}), Place::content("input"));
         }
         Some(_) => {
             let items: Vec<Value> = fields.get("input").unwrap_or_default();
             for (index, item) in items.iter().enumerate() {
-                if let Err(message) = add_item(&mut messages, item) {
+                if let Err(message) = add_item(&mut placed.messages, item) {
                     let location = vec!["input".into(), index.to_string()];
                     let message = format!("Value error, {message}");
                     fields.absorb(FieldError::new("value_error", location, &message, &item.to_string()));
                 }
+                let content = if item.get("output").is_some() { "output" } else { "content" };
+                placed.place_rest(&Place::new(["input", &index.to_string()], content));
             }
         }
     }
-    messages
+    placed
 }
 
 /// Adds an input item. Tool calls and reasoning become part of the adjacent assistant message.
