@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use octavo_media::ProcessedImage;
-use octavo_text::{GrammarSpec, ReasoningSyntax, TemplateError, TemplateInput, ThinkingBudget, ToolSyntax};
+use octavo_text::{
+    ChatTemplate, GrammarSpec, ReasoningSyntax, TemplateError, TemplateInput, ThinkingBudget, ToolSyntax,
+};
 use serde_json::{Map, Value};
 
 use crate::app::AppState;
@@ -202,7 +204,8 @@ pub(crate) fn conversation(
     let (text, prompt) = prompt_of(state, request, images)?;
     let prompt = fit(state, prompt, common, &sampling)?;
     let forced = matches!(request.tools.choice, ToolChoice::Required | ToolChoice::Named(_));
-    let prompt_tail = tail(&text).to_owned();
+    let template = request.chat_template.as_deref().or(state.text.template.as_deref().map(ChatTemplate::source));
+    let prompt_tail = octavo_text::without_written_turns(tail(&text), template.unwrap_or_default());
     let parsing = Parsing {
         reasoning: config.api.reasoning.map(|syntax| effective(syntax, grammar.is_some(), &prompt_tail)),
         calls,
