@@ -6,11 +6,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use jiff::civil::DateTime;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value, escape_formatter};
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Value as Json, json};
 
 use super::content_format::{self, ContentFormat};
 use super::context::{to_template_list, to_template_value};
-use super::{TemplateError, dialect, json, python, strftime};
+use super::json::tojson;
+use super::{TemplateError, dialect, python, strftime};
 use crate::tokenizer::SpecialTokens;
 
 const NAME: &str = "chat_template";
@@ -80,13 +81,36 @@ impl ChatTemplate {
             ("unk_token", &special.unk),
             ("pad_token", &special.pad),
         ];
-        Ok(Self {
+        let template = Self {
             source: source.to_owned(),
             environment,
             special: named.into_iter().filter_map(|(name, token)| Some((name, token.clone()?))).collect(),
             content_format: content_format::detect(source),
             mentions_content: source.contains("content"),
+        };
+        Ok(match template.content_format {
+            ContentFormat::OpenAi if template.writes_strings() => template.with_content_format(ContentFormat::Either),
+            _ => template,
         })
+    }
+
+    /// Whether the template writes content that is a string, of a user and of a system message if it takes one. One that
+    /// only loops over parts writes nothing of it.
+    fn writes_strings(&self) -> bool {
+        const PROBE: &str = "One string.";
+        let written = |roles: &[&str]| {
+            let messages: Vec<Json> = roles.iter().map(|role| json!({"role": role, "content": PROBE})).collect();
+            let prompt = self.render(&TemplateInput {
+                messages: &messages,
+                tools: None,
+                documents: None,
+                add_generation_prompt: true,
+                continue_final_message: false,
+                kwargs: &Map::new(),
+            });
+            prompt.map(|prompt| prompt.matches(PROBE).count() >= roles.len())
+        };
+        written(&["user"]).unwrap_or(false) && written(&["system", "user"]).unwrap_or(true)
     }
 
     /// Returns the source of the template.
@@ -94,7 +118,7 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// Returns whether the template expects `content` as a string or as a list of parts.
+    /// Returns the form of `content` that the template expects.
     pub fn content_format(&self) -> ContentFormat {
         self.content_format
     }
@@ -227,7 +251,7 @@ fn environment(now: fn() -> DateTime) -> Result<Environment<'static>, TemplateEr
     });
     environment.add_test("sequence", python::is_sequence);
     environment.add_test("iterable", python::is_iterable);
-    environment.add_filter("tojson", json::tojson);
+    environment.add_filter("tojson", tojson);
     environment.add_filter("length", python::length);
     environment.add_filter("count", python::length);
     environment.add_filter("string", |value: &Value| python::to_str(value));

@@ -47,15 +47,24 @@ fn source(template: &str) -> &'static str {
     }
 }
 
-fn render(case: &Json) -> Result<String, TemplateError> {
+fn compiled(template: &str) -> Result<ChatTemplate, TemplateError> {
     let special =
         SpecialTokens { bos: Some("<s>".to_owned()), eos: Some("</s>".to_owned()), ..SpecialTokens::default() };
+    ChatTemplate::with_clock(source(template), &special, clock)
+}
+
+fn render(case: &Json) -> Result<String, TemplateError> {
+    let messages = case["input"]["messages"].as_array().unwrap();
+    render_messages(case, messages, &compiled(case["template"].as_str().unwrap())?)
+}
+
+fn render_messages(case: &Json, messages: &[Json], template: &ChatTemplate) -> Result<String, TemplateError> {
     let input = &case["input"];
     let none = Map::new();
     let list = |key: &str| input[key].as_array().map(Vec::as_slice);
     let flag = |key: &str| input[key].as_bool().unwrap_or(false);
-    ChatTemplate::with_clock(source(case["template"].as_str().unwrap()), &special, clock)?.render(&TemplateInput {
-        messages: list("messages").unwrap(),
+    template.render(&TemplateInput {
+        messages,
         tools: list("tools"),
         documents: list("documents"),
         add_generation_prompt: flag("add_generation_prompt"),
@@ -87,6 +96,26 @@ fn templates_render_as_in_transformers() {
     assert!(wrong.is_empty(), "{wrong}");
 }
 
+/// The server normalises the messages of its requests.
+#[test]
+fn texts_of_requests_render_as_in_transformers() {
+    let cases: Json = serde_json::from_str(include_str!("../../../tests/data/templates.json")).unwrap();
+    let plain =
+        ["one", "prompt", "system", "unicode", "tools", "tool_turns", "two_calls", "no_thinking", "three_turns"];
+    let mut compared = 0;
+    for case in cases["cases"].as_array().unwrap().iter().filter(|case| plain.iter().any(|name| case["name"] == *name))
+    {
+        let Some(expected) = case.get("output") else { continue };
+        let template = compiled(case["template"].as_str().unwrap()).unwrap();
+        let messages = case["input"]["messages"].as_array().unwrap();
+        let messages = normalize_messages(messages, template.content_format(), None).unwrap();
+        let rendered = render_messages(case, &messages, &template).unwrap();
+        assert_eq!(rendered, expected.as_str().unwrap(), "{} {}", case["template"], case["name"]);
+        compared += 1;
+    }
+    assert!(compared >= 120, "{compared}");
+}
+
 #[test]
 fn content_formats_of_real_structures() {
     for (template, format) in [
@@ -95,18 +124,21 @@ fn content_formats_of_real_structures() {
         ("llama3", ContentFormat::String),
         ("mistral", ContentFormat::String),
         ("qwen3", ContentFormat::String),
-        ("parts", ContentFormat::OpenAi),
+        ("parts", ContentFormat::Either),
         ("gemma2", ContentFormat::String),
-        ("gemma3", ContentFormat::OpenAi),
+        ("gemma3", ContentFormat::Either),
         ("granite", ContentFormat::String),
         ("gpt-oss", ContentFormat::String),
-        ("qwen3.5", ContentFormat::OpenAi),
-        ("glm4.5", ContentFormat::OpenAi),
-        ("mistral-v7", ContentFormat::OpenAi),
+        ("qwen3.5", ContentFormat::Either),
+        ("glm4.5", ContentFormat::Either),
+        ("mistral-v7", ContentFormat::Either),
     ] {
         let template = ChatTemplate::new(source(template), &SpecialTokens::default()).unwrap();
         assert_eq!(template.content_format(), format);
     }
+    let only_parts = "{% for m in messages %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endfor %}";
+    let template = ChatTemplate::new(only_parts, &SpecialTokens::default()).unwrap();
+    assert_eq!(template.content_format(), ContentFormat::OpenAi);
 }
 
 /// A SentencePiece vocabulary whose tokenizer adds `<s>`, as those of Gemma do.
