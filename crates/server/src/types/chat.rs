@@ -203,6 +203,18 @@ pub(crate) fn set_effort(kwargs: &mut Map<String, Value>, effort: String) {
     kwargs.entry("reasoning_effort").or_insert(Value::String(effort));
 }
 
+/// The content of a message with another role than a user's: parts that are all texts become one string. Many templates
+/// take parts of users alone.
+pub(crate) fn joined(role: &str, content: Value) -> Value {
+    let text = |part: &Value| {
+        let is_text = matches!(part.get("type")?.as_str()?, "text" | "input_text" | "output_text");
+        part.get("text")?.as_str().filter(|_| is_text).map(str::to_owned)
+    };
+    let parts = content.as_array().filter(|parts| role != "user" && !parts.is_empty());
+    let texts: Option<Vec<String>> = parts.and_then(|parts| parts.iter().map(text).collect());
+    texts.map_or(content, |texts| texts.join("\n").into())
+}
+
 fn messages(fields: &mut Fields<'_>) -> Vec<Value> {
     if fields.raw("messages").is_none() {
         fields.missing("messages");

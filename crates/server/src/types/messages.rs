@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use crate::error::{ApiError, FieldError};
 use crate::fields::Fields;
-use crate::types::chat::ChatRequest;
+use crate::types::chat::{ChatRequest, joined};
 use crate::types::common::{CommonFields, MAX_STOP_STRINGS, check_stop_bytes};
 use crate::types::places::{Place, PlacedMessages};
 use crate::types::structured;
@@ -150,7 +150,7 @@ fn tool_choice(fields: &mut Fields<'_>, object: &Map<String, Value>, definitions
 fn messages(fields: &mut Fields<'_>) -> PlacedMessages {
     let mut out = PlacedMessages::default();
     if let Some(system) = fields.get::<Value>("system") {
-        out.push(json!({"role": "system", "content": system}), Place::content("system"));
+        out.push(json!({"role": "system", "content": joined("system", system)}), Place::content("system"));
     }
     if fields.raw("messages").is_none() {
         fields.missing("messages");
@@ -216,6 +216,7 @@ impl Turn {
                     Some(Value::Array(blocks)) => blocks.iter().map(result_part).collect::<Result<_, _>>()?,
                     content => content.cloned().unwrap_or(Value::Null),
                 };
+                let content = joined("tool", content);
                 out.push(json!({"role": "tool", "tool_call_id": text("tool_use_id")?, "content": content}), place());
             }
             kind => {
@@ -226,8 +227,9 @@ impl Turn {
     }
 
     fn finish(self, out: &mut PlacedMessages, role: &str, place: &Place) {
-        let mut message = json!({"role": role, "content": self.parts});
-        if self.parts.is_empty() {
+        let is_empty = self.parts.is_empty();
+        let mut message = json!({"role": role, "content": joined(role, self.parts.into())});
+        if is_empty {
             if self.calls.is_empty() && self.reasoning.is_empty() {
                 return;
             }
@@ -280,7 +282,8 @@ mod tests {
                 {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}},
             ]},
             {"role": "user", "content": [
-                {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "4"}]},
+                {"type": "tool_result", "tool_use_id": "t1", "content":
+                    [{"type": "text", "text": "4"}, {"type": "text", "text": "5"}]},
                 {"type": "text", "text": "go on"},
             ]},
         ]}))
@@ -289,12 +292,12 @@ mod tests {
         assert_eq!(
             Value::from(request.chat.messages),
             json!([
-                {"role": "system", "content": [{"type": "text", "text": "be brief"}]},
+                {"role": "system", "content": "be brief"},
                 {"role": "user", "content": "hi"},
-                {"role": "assistant", "content": [{"type": "text", "text": "let me see"}], "tool_calls":
+                {"role": "assistant", "content": "let me see", "tool_calls":
                     [{"id": "t1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}],
                  "reasoning": "hm"},
-                {"role": "tool", "tool_call_id": "t1", "content": [{"type": "text", "text": "4"}]},
+                {"role": "tool", "tool_call_id": "t1", "content": "4\n5"},
                 {"role": "user", "content": [{"type": "text", "text": "go on"}]},
             ])
         );

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use crate::error::{ApiError, FieldError};
 use crate::fields::{Fields, check_values};
-use crate::types::chat::{ChatRequest, EFFORTS, set_effort};
+use crate::types::chat::{ChatRequest, EFFORTS, joined, set_effort};
 use crate::types::common::{CommonFields, Side, Truncation};
 use crate::types::places::{Place, PlacedMessages};
 use crate::types::structured;
@@ -221,6 +221,7 @@ pub(crate) fn add_item(messages: &mut Vec<Value>, item: &Value) -> Result<(), St
     match item.get("type").and_then(Value::as_str).unwrap_or("message") {
         "message" => {
             let (role, content) = (text("role")?, item.get("content").cloned().unwrap_or(Value::Null));
+            let content = joined(role, content);
             if role == "assistant"
                 && let Some(open) = open_assistant(messages)
                 && open["content"].is_null()
@@ -243,7 +244,7 @@ pub(crate) fn add_item(messages: &mut Vec<Value>, item: &Value) -> Result<(), St
         "function_call_output" => {
             let output = match item.get("output") {
                 Some(Value::String(output)) => Value::from(output.as_str()),
-                Some(output @ Value::Array(_)) => output.clone(),
+                Some(output @ Value::Array(_)) => joined("tool", output.clone()),
                 _ => return Err("output is required and must be a string or a list of parts.".into()),
             };
             messages.push(json!({"role": "tool", "tool_call_id": text("call_id")?, "content": output}));
@@ -288,6 +289,7 @@ mod tests {
             {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
             {"type": "function_call", "call_id": "c2", "name": "g", "arguments": "{}"},
             {"type": "function_call_output", "call_id": "c1", "output": "4"},
+            {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "5"}]},
         ]}))
         .unwrap();
         let call =
@@ -299,6 +301,7 @@ mod tests {
                 {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
                 {"role": "assistant", "content": null, "reasoning": "hm", "tool_calls": [call("c1", "f"), call("c2", "g")]},
                 {"role": "tool", "tool_call_id": "c1", "content": "4"},
+                {"role": "tool", "tool_call_id": "c2", "content": "5"},
             ])
         );
     }

@@ -44,9 +44,9 @@ pub struct TemplateInput<'a> {
 ///
 /// Rendering follows `apply_chat_template` of transformers: the same whitespace rules, functions and filters, and
 /// Python's string conversion. `{% generation %}` is accepted and has no effect; `strftime_now` returns the local time.
-/// Rendering is limited in steps and in output for any template and any messages, and can be interrupted whenever it writes. It is
-/// limited neither in stack nor in the memory and time of a single step, because templates come from the operator of the
-/// server; for those of clients, see [`untrusted_request`](crate::untrusted_request).
+/// Rendering is limited in steps and in output for any template and any messages, and can be interrupted whenever it
+/// writes. It is limited neither in stack nor in the memory and time of a single step, because templates come from the
+/// operator of the server; for those of clients, see [`untrusted_request`](crate::untrusted_request).
 pub struct ChatTemplate {
     source: String,
     environment: Environment<'static>,
