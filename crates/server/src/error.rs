@@ -9,6 +9,8 @@ use octavo_engine::SubmitError;
 use octavo_text::{GrammarError, Modality, TemplateError};
 use serde::Serialize;
 
+use crate::types::places::Place;
+
 /// Number of schema errors that a message lists; the others are counted.
 const LISTED_ERRORS: usize = 10;
 
@@ -302,13 +304,16 @@ impl ApiError {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "UnprocessableEntityError", message)
     }
 
+    /// 400: a part of a message, at `location` in the body, is invalid.
+    pub(crate) fn invalid_part(location: Vec<String>, reason: &str) -> Self {
+        Self::schema(FieldError::new("value_error", location, &format!("Value error, {reason}"), "..."))
+    }
+
     /// Messages that the template rejects.
     pub(crate) fn from_template(error: &TemplateError) -> Self {
         match error {
             TemplateError::Message { index, field, reason } => {
-                let path = field.split(['.', '[', ']']).filter(|part| !part.is_empty());
-                let location = ["messages", &index.to_string()].into_iter().chain(path).map(str::to_owned).collect();
-                Self::schema(FieldError::new("value_error", location, &format!("Value error, {reason}"), "..."))
+                Self::invalid_part(Place::message(*index).location(field), reason)
             }
             TemplateError::Syntax(_) => {
                 tracing::error!(%error, "the chat template cannot be used");

@@ -22,7 +22,10 @@ pub(crate) struct Sampling {
     /// The parameters that all sequences share: all but seed and `max_tokens`.
     base: SamplingParams,
     seed: Option<i64>,
+    /// The limit of the client.
     max_tokens: Option<u32>,
+    /// The limit of the model, if the client sets none. It is no error if it exceeds the context.
+    default_max_tokens: Option<u32>,
     /// Sequences for each prompt.
     pub(crate) n: u32,
     pub(crate) text: TextOptions,
@@ -33,8 +36,10 @@ pub(crate) struct Sampling {
 pub(crate) struct OutputLimit<'a> {
     /// The field that set the limit.
     pub(crate) field: &'a str,
-    /// The limit in tokens; `None` for the model's default.
+    /// The limit in tokens, if the client sets one.
     pub(crate) max_tokens: Option<i64>,
+    /// The model's limit, for clients that set none.
+    pub(crate) default: Option<u32>,
     /// The minimum: 0 if the prompt is echoed, else 1.
     pub(crate) least: i64,
 }
@@ -85,13 +90,14 @@ impl Sampling {
             skip_special_tokens: fields.skip_special_tokens,
             min_tokens: base.min_tokens,
         };
-        Ok(Self { base, seed: fields.seed.filter(|&seed| seed != -1), max_tokens, n, text })
+        let default_max_tokens = limit.default.filter(|&tokens| tokens > 0);
+        Ok(Self { base, seed: fields.seed.filter(|&seed| seed != -1), max_tokens, default_max_tokens, n, text })
     }
 
     /// Tokens that a sequence may generate after a prompt of `prompt_len` < `max_model_len` tokens.
     pub(crate) fn max_tokens_after(&self, prompt_len: usize, max_model_len: usize) -> Result<u32, ApiError> {
         let room = u32::try_from(max_model_len.saturating_sub(prompt_len)).unwrap_or(u32::MAX);
-        let max_tokens = self.max_tokens.map_or(room, |wanted| wanted.min(room));
+        let max_tokens = self.max_tokens.or(self.default_max_tokens).map_or(room, |wanted| wanted.min(room));
         let min_tokens = self.base.min_tokens;
         if min_tokens > max_tokens {
             let message =
@@ -208,7 +214,7 @@ fn n(n: i64, config: &ServerConfig) -> Result<u32, ApiError> {
 }
 
 fn max_tokens(limit: OutputLimit<'_>, config: &ServerConfig) -> Result<Option<u32>, ApiError> {
-    let OutputLimit { field, max_tokens, least } = limit;
+    let OutputLimit { field, max_tokens, least, .. } = limit;
     let Some(wanted) = max_tokens else { return Ok(None) };
     if wanted < least {
         let message = format!("{field} must be at least {least}, got {wanted}.");

@@ -1,5 +1,6 @@
 //! Fields of vLLM's API that are not supported. A field that would change the answer is refused by name; null and the
-//! value that means "off" are accepted. To support a field, read it and delete its row.
+//! value that means "off" are accepted. Other fields that are unknown are ignored, as in vLLM. To support a field, read it
+//! and delete its row.
 
 use crate::fields::Fields;
 

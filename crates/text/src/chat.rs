@@ -2,6 +2,7 @@
 
 mod content_format;
 mod context;
+mod dialect;
 mod json;
 mod messages;
 mod parts;

@@ -23,6 +23,6 @@ pub use constraint::{
     AfterReasoning, AllowedTokens, BadWords, Grammar, GrammarCompiler, GrammarError, GrammarLimits, GrammarSpec,
     ThinkingBudget, all_of,
 };
-pub use output::{OutputDelta, OutputParser, ReasoningSyntax, ToolSyntax, UnknownParser};
+pub use output::{OutputDelta, OutputParser, ReasoningSyntax, ToolSyntax, UnknownParser, without_written_turns};
 pub use stream::{StopStrings, TextDelta, TextOptions, TextStream};
 pub use tokenizer::{GgufVocabulary, PairTokens, SpecialTokens, TokenLimit, Tokenizer, TokenizerError, Wanted};

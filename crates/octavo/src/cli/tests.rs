@@ -249,8 +249,14 @@ fn unserved_flags_warn_or_refuse() {
     ] {
         assert_eq!(check(&line).unwrap().len(), 1, "{line:?}");
     }
-    for line in [vec![], vec!["-tp", "1"], vec!["--no-enable-lora"], vec!["-q", "gguf"], vec!["--load-format", "auto"]]
-    {
+    for line in [
+        vec![],
+        vec!["-tp", "1"],
+        vec!["--no-enable-lora"],
+        vec!["-q", "gguf"],
+        vec!["-q", "mxfp4"],
+        vec!["--load-format", "auto"],
+    ] {
         assert!(check(&line).unwrap().is_empty(), "{line:?}");
     }
     for line in [

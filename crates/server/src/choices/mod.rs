@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use futures::stream::{SelectAll, Stream, StreamExt, unfold};
 use octavo_engine::{EngineState, FinishReason, Logprobs, PromptImage, Request, StageTimes, SubmitError, TokenOutput};
 use octavo_telemetry::{Rejection, TracedRequest};
-use octavo_text::{OutputDelta, TextStream};
+use octavo_text::{Grammar, OutputDelta, TextStream};
 
 use crate::app::{App, AppState};
 use crate::caller::Origin;
@@ -21,6 +21,7 @@ use crate::request_log::{self, OutputLog};
 use crate::restrictions::Restrictions;
 use crate::trace::TracedSequences;
 use crate::types::response::Finish;
+use crate::workers::take_turns;
 
 use generation::{Generation, Pace};
 use parts::Parts;
@@ -57,6 +58,12 @@ impl Submission {
         request.top_p = Some(top_p);
         request.max_tokens = self.prompts.iter().map(|prompt| prompt.max_tokens).max();
         request.prompt_tokens = self.prompt_tokens();
+    }
+
+    /// This submission with the grammar of its output.
+    pub(crate) fn restricted_by(mut self, grammar: Option<Grammar>) -> Self {
+        self.restrictions.grammar = grammar;
+        self
     }
 
     /// The tokens of all prompts, each of which counts once for all its sequences.
@@ -102,7 +109,7 @@ pub(crate) struct Choices {
 }
 
 impl Choices {
-    /// Submits `n` sequences for each prompt. If the engine rejects one of them, none runs.
+    /// Submits `n` sequences for each prompt, in turns with other requests. If the engine rejects one of them, none runs.
     pub(crate) fn submit(state: &AppState, submission: Submission) -> Result<Self, ApiError> {
         if state.drain.is_ending() {
             return Err(ApiError::shutting_down());
@@ -112,6 +119,7 @@ impl Choices {
         let mut traced = TracedSequences::new(&submission.origin.trace, |request| submission.describe(state, request));
         let mut running = SelectAll::new();
         for index in 0..sequences {
+            take_turns()?;
             let submitted = Instant::now();
             let generation = start(state, &submission, index)?;
             if let Some(traced) = &mut traced {

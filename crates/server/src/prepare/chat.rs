@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use octavo_media::ProcessedImage;
-use octavo_text::{GrammarSpec, ReasoningSyntax, TemplateError, TemplateInput, ThinkingBudget, ToolSyntax};
+use octavo_text::{
+    ChatTemplate, GrammarSpec, ReasoningSyntax, TemplateError, TemplateInput, ThinkingBudget, ToolSyntax,
+};
 use serde_json::{Map, Value};
 
 use crate::app::AppState;
@@ -114,10 +116,7 @@ impl Shared {
         let (common, config) = (&request.common, &state.config);
         check_model(state, common.model.as_deref())?;
         let (field, max_tokens) = request.limit;
-        // The model's own limit is not the client's, so one beyond the context is no error.
-        let default = config.sampling_defaults.max_new_tokens.map(|tokens| (tokens as usize).min(config.max_model_len));
-        let max_tokens = max_tokens.or(default.map(|tokens| tokens as i64));
-        let limit = OutputLimit { field, max_tokens, least: 1 };
+        let limit = OutputLimit { field, max_tokens, default: config.sampling_defaults.max_new_tokens, least: 1 };
         let alternatives = request.logprobs.map(|count| ("top_logprobs", count));
         let sampling = Sampling::new(common, limit, alternatives, config)?;
         Ok(Self { sampling, restrictions: restrictions(state, common)? })
@@ -205,7 +204,8 @@ pub(crate) fn conversation(
     let (text, prompt) = prompt_of(state, request, images)?;
     let prompt = fit(state, prompt, common, &sampling)?;
     let forced = matches!(request.tools.choice, ToolChoice::Required | ToolChoice::Named(_));
-    let prompt_tail = tail(&text).to_owned();
+    let template = request.chat_template.as_deref().or(state.text.template.as_deref().map(ChatTemplate::source));
+    let prompt_tail = octavo_text::without_written_turns(tail(&text), template.unwrap_or_default());
     let parsing = Parsing {
         reasoning: config.api.reasoning.map(|syntax| effective(syntax, grammar.is_some(), &prompt_tail)),
         calls,
@@ -349,7 +349,8 @@ fn render(state: &AppState, request: &ChatRequest) -> Result<String, ApiError> {
     }
     let template = state.text.template.as_deref().ok_or(TemplateError::Missing)?;
     let placeholder = state.text.images.as_ref().map(|images| &*images.placeholder);
-    let messages = octavo_text::normalize_messages(&request.messages, template.content_format(), placeholder)?;
+    let messages = octavo_text::normalize_messages(&request.messages, template.content_format(), placeholder)
+        .map_err(|error| request.refused(&error))?;
     template.render_in_turns(&TemplateInput { messages: &messages, ..input }, take_turns)
 }
 

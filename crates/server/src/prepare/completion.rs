@@ -53,6 +53,7 @@ pub(super) fn prepare(
     let limit = OutputLimit {
         field: "max_tokens",
         max_tokens: common.max_tokens.or(Some(DEFAULT_COMPLETION_TOKENS.min(config.max_model_len as i64))),
+        default: None,
         least: i64::from(!request.echo && common.prompt_logprobs.is_none()),
     };
     let mut sampling = Sampling::new(common, limit, request.logprobs.map(|count| ("logprobs", count)), config)?;

@@ -10,6 +10,7 @@ use crate::error::ApiError;
 use crate::prepare::chat::{Conversation, Shared, conversation};
 use crate::prepare::{Headers, Prepared, Staged, envelope, images_of, spelling};
 use crate::stored::Recorder;
+use crate::types::places::Place;
 use crate::types::response::UsageDetails;
 use crate::types::responses::ResponsesRequest;
 use crate::wire::{Items, ResponsesWire};
@@ -31,7 +32,9 @@ pub(crate) fn responses(
     let own = usize::from(instructed);
     if let Some(id) = previous_response_id {
         let previous = continued(state, headers.caller.owner(), &id)?;
+        let places = vec![Place::content("previous_response_id"); previous.len()];
         chat.messages.splice(own..own, previous);
+        chat.places.splice(own..own, places);
     }
     let shared = Shared::new(state, &chat)?;
     let (images, headers) = (images_of(state, &chat, headers)?, headers.clone());

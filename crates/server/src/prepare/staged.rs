@@ -38,7 +38,7 @@ pub(crate) fn images_of(
     request: &ChatRequest,
     headers: &Headers,
 ) -> Result<Vec<ImageRequest>, ApiError> {
-    let parts = image_parts(&request.messages)?;
+    let parts = image_parts(&request.messages).map_err(|error| request.refused(&error))?;
     // Clients that share the prefix cache share what they computed, but not the names that they chose.
     let scope = headers.caller.salt(request.common.cache_salt.as_deref(), false);
     state.image_requests(&parts, scope.as_ref())

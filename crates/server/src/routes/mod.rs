@@ -23,6 +23,7 @@ use std::sync::Arc;
 
 use axum::extract::Request;
 use axum::response::Response;
+use octavo_text::{Grammar, GrammarSpec};
 
 use crate::app::AppState;
 use crate::body::ReceivedBody;
@@ -76,15 +77,26 @@ async fn ready<W: Wire>(
     (body, headers): (ReceivedBody, Headers),
     prepare: Prepare<W>,
 ) -> Result<(Choices, W, Option<StreamOptions>), ApiError> {
-    let mut prepared = staged(state, body, move |state, body| prepare(state, body, &headers)).await?;
-    if let Some(spec) = prepared.grammar.take() {
-        let compiling = Arc::clone(state);
-        prepared.submission.restrictions.grammar =
-            Some(state.workers.run(Work::Grammar, move || compiling.compile(spec)).await?);
-    }
-    let (meter, tokens) = (prepared.submission.origin.meter.clone(), prepared.submission.prompt_tokens());
-    let choices = meter.submit(tokens, || Choices::submit(state, prepared.submission))?;
-    Ok((choices, prepared.wire, prepared.stream))
+    let Prepared { submission, wire, stream, grammar } =
+        staged(state, body, move |state, body| prepare(state, body, &headers)).await?;
+    let (meter, tokens) = (submission.origin.meter.clone(), submission.prompt_tokens());
+    let choices = submit(state, grammar, move |state, grammar| {
+        let submission = submission.restricted_by(grammar);
+        meter.submit(tokens, || Choices::submit(state, submission))
+    });
+    Ok((choices.await?, wire, stream))
+}
+
+/// Submits a request with its grammar. Compiling a grammar takes time, and so does copying it for each sequence, so a
+/// request with a grammar is submitted on the blocking pool.
+async fn submit<T: Send + 'static>(
+    state: &AppState,
+    grammar: Option<GrammarSpec>,
+    submit: impl FnOnce(&AppState, Option<Grammar>) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let Some(spec) = grammar else { return submit(state, None) };
+    let worker = Arc::clone(state);
+    state.workers.run(Work::Grammar, move || submit(&worker, Some(worker.compile(spec)?))).await
 }
 
 /// Runs `work` on a body, and the rest of it when the images that it needs are loaded.

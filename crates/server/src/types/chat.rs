@@ -1,10 +1,12 @@
 //! The body of POST /v1/chat/completions.
 
+use octavo_text::TemplateError;
 use serde_json::{Map, Value};
 
 use crate::error::{ApiError, FieldError, FieldErrors};
 use crate::fields::Fields;
 use crate::types::common::CommonFields;
+use crate::types::places::{Place, PlacedMessages};
 use crate::types::tools::{ToolChoice, Tools};
 use crate::unserved::{self, Route};
 
@@ -17,6 +19,8 @@ pub(crate) struct ChatRequest {
     pub(crate) common: CommonFields,
     /// Objects with a role.
     pub(crate) messages: Vec<Value>,
+    /// The parts of the body that the messages were made from; empty if the body has the messages themselves.
+    pub(crate) places: Vec<Place>,
     /// The field that limits the output and its value.
     pub(crate) limit: (&'static str, Option<i64>),
     /// Number of alternatives, if log-probabilities are requested.
@@ -77,6 +81,7 @@ impl ChatRequest {
         let request = Self {
             common: CommonFields::read(&mut fields),
             messages,
+            places: vec![],
             limit: ("max_completion_tokens", None),
             logprobs: logprobs(&mut fields),
             documents: fields.get("documents"),
@@ -101,10 +106,15 @@ impl ChatRequest {
     }
 
     /// A conversation from another route of the API, with defaults for all other fields.
-    pub(crate) fn new(common: CommonFields, messages: Vec<Value>, limit: (&'static str, Option<i64>)) -> Self {
+    pub(crate) fn new(
+        common: CommonFields,
+        PlacedMessages { messages, places }: PlacedMessages,
+        limit: (&'static str, Option<i64>),
+    ) -> Self {
         Self {
             common,
             messages,
+            places,
             limit,
             logprobs: None,
             documents: None,
@@ -119,6 +129,16 @@ impl ChatRequest {
             thinking_token_budget: None,
             return_prompt_text: false,
         }
+    }
+
+    /// The error of a message, which names the part of the body that the message was made from.
+    pub(crate) fn refused(&self, error: &TemplateError) -> ApiError {
+        if let TemplateError::Message { index, field, reason } = error
+            && let Some(place) = self.places.get(*index)
+        {
+            return ApiError::invalid_part(place.location(field), reason);
+        }
+        ApiError::from_template(error)
     }
 }
 
@@ -181,6 +201,18 @@ fn template_kwargs(fields: &mut Fields<'_>) -> Map<String, Value> {
 pub(crate) fn set_effort(kwargs: &mut Map<String, Value>, effort: String) {
     kwargs.entry("enable_thinking").or_insert(Value::Bool(effort != "none"));
     kwargs.entry("reasoning_effort").or_insert(Value::String(effort));
+}
+
+/// The content of a message with another role than a user's: parts that are all texts become one string. Many templates
+/// take parts of users alone.
+pub(crate) fn joined(role: &str, content: Value) -> Value {
+    let text = |part: &Value| {
+        let is_text = matches!(part.get("type")?.as_str()?, "text" | "input_text" | "output_text");
+        part.get("text")?.as_str().filter(|_| is_text).map(str::to_owned)
+    };
+    let parts = content.as_array().filter(|parts| role != "user" && !parts.is_empty());
+    let texts: Option<Vec<String>> = parts.and_then(|parts| parts.iter().map(text).collect());
+    texts.map_or(content, |texts| texts.join("\n").into())
 }
 
 fn messages(fields: &mut Fields<'_>) -> Vec<Value> {

@@ -4,8 +4,9 @@ use serde_json::{Map, Value, json};
 
 use crate::error::{ApiError, FieldError};
 use crate::fields::Fields;
-use crate::types::chat::ChatRequest;
+use crate::types::chat::{ChatRequest, joined};
 use crate::types::common::{CommonFields, MAX_STOP_STRINGS, check_stop_bytes};
+use crate::types::places::{Place, PlacedMessages};
 use crate::types::structured;
 use crate::types::tools::{ToolChoice, Tools, definition, listed};
 
@@ -146,10 +147,10 @@ fn tool_choice(fields: &mut Fields<'_>, object: &Map<String, Value>, definitions
 }
 
 /// Converts `system` and `messages` to the chat route's messages.
-fn messages(fields: &mut Fields<'_>) -> Vec<Value> {
-    let mut out = Vec::new();
+fn messages(fields: &mut Fields<'_>) -> PlacedMessages {
+    let mut out = PlacedMessages::default();
     if let Some(system) = fields.get::<Value>("system") {
-        out.push(json!({"role": "system", "content": system}));
+        out.push(json!({"role": "system", "content": joined("system", system)}), Place::content("system"));
     }
     if fields.raw("messages").is_none() {
         fields.missing("messages");
@@ -160,7 +161,7 @@ fn messages(fields: &mut Fields<'_>) -> Vec<Value> {
         fields.value_error("messages", "at least one message is required.");
     }
     for (index, message) in messages.iter().enumerate() {
-        if let Err(reason) = add_message(&mut out, message) {
+        if let Err(reason) = add_message(&mut out, message, &Place::message(index)) {
             let location = vec!["messages".into(), index.to_string()];
             let reason = format!("Value error, {reason}");
             fields.absorb(FieldError::new("value_error", location, &reason, &message.to_string()));
@@ -169,19 +170,21 @@ fn messages(fields: &mut Fields<'_>) -> Vec<Value> {
     out
 }
 
-fn add_message(out: &mut Vec<Value>, message: &Value) -> Result<(), String> {
+fn add_message(out: &mut PlacedMessages, message: &Value, place: &Place) -> Result<(), String> {
     let role = message.get("role").and_then(Value::as_str).ok_or("role is required.")?;
     let blocks = match message.get("content") {
         Some(Value::String(text)) => {
-            out.push(json!({"role": role, "content": text}));
+            out.push(json!({"role": role, "content": text}), place.clone());
             return Ok(());
         }
         Some(Value::Array(blocks)) => blocks,
         _ => return Err("content is required and must be a string or a list of blocks.".into()),
     };
     let mut turn = Turn::default();
-    blocks.iter().try_for_each(|block| turn.add(out, block))?;
-    turn.finish(out, role);
+    for (index, block) in blocks.iter().enumerate() {
+        turn.add(out, block, || place.within(["content", &index.to_string()], "content"))?;
+    }
+    turn.finish(out, role, place);
     Ok(())
 }
 
@@ -194,7 +197,7 @@ struct Turn {
 }
 
 impl Turn {
-    fn add(&mut self, out: &mut Vec<Value>, block: &Value) -> Result<(), String> {
+    fn add(&mut self, out: &mut PlacedMessages, block: &Value, place: impl Fn() -> Place) -> Result<(), String> {
         let text = |name: &str| {
             block.get(name).and_then(Value::as_str).ok_or_else(|| format!("{name} is required and must be a string."))
         };
@@ -213,7 +216,8 @@ impl Turn {
                     Some(Value::Array(blocks)) => blocks.iter().map(result_part).collect::<Result<_, _>>()?,
                     content => content.cloned().unwrap_or(Value::Null),
                 };
-                out.push(json!({"role": "tool", "tool_call_id": text("tool_use_id")?, "content": content}));
+                let content = joined("tool", content);
+                out.push(json!({"role": "tool", "tool_call_id": text("tool_use_id")?, "content": content}), place());
             }
             kind => {
                 return Err(format!("a block of type '{kind}' cannot be taken: this server takes text and images."));
@@ -222,9 +226,10 @@ impl Turn {
         Ok(())
     }
 
-    fn finish(self, out: &mut Vec<Value>, role: &str) {
-        let mut message = json!({"role": role, "content": self.parts});
-        if self.parts.is_empty() {
+    fn finish(self, out: &mut PlacedMessages, role: &str, place: &Place) {
+        let is_empty = self.parts.is_empty();
+        let mut message = json!({"role": role, "content": joined(role, self.parts.into())});
+        if is_empty {
             if self.calls.is_empty() && self.reasoning.is_empty() {
                 return;
             }
@@ -236,7 +241,7 @@ impl Turn {
         if !self.reasoning.is_empty() {
             message["reasoning"] = self.reasoning.into();
         }
-        out.push(message);
+        out.push(message, place.clone());
     }
 }
 
@@ -277,7 +282,8 @@ mod tests {
                 {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}},
             ]},
             {"role": "user", "content": [
-                {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "4"}]},
+                {"type": "tool_result", "tool_use_id": "t1", "content":
+                    [{"type": "text", "text": "4"}, {"type": "text", "text": "5"}]},
                 {"type": "text", "text": "go on"},
             ]},
         ]}))
@@ -286,12 +292,12 @@ mod tests {
         assert_eq!(
             Value::from(request.chat.messages),
             json!([
-                {"role": "system", "content": [{"type": "text", "text": "be brief"}]},
+                {"role": "system", "content": "be brief"},
                 {"role": "user", "content": "hi"},
-                {"role": "assistant", "content": [{"type": "text", "text": "let me see"}], "tool_calls":
+                {"role": "assistant", "content": "let me see", "tool_calls":
                     [{"id": "t1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}],
                  "reasoning": "hm"},
-                {"role": "tool", "tool_call_id": "t1", "content": [{"type": "text", "text": "4"}]},
+                {"role": "tool", "tool_call_id": "t1", "content": "4\n5"},
                 {"role": "user", "content": [{"type": "text", "text": "go on"}]},
             ])
         );

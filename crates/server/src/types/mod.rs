@@ -6,6 +6,7 @@ pub(crate) mod chat;
 pub(crate) mod common;
 pub(crate) mod completion;
 pub(crate) mod messages;
+pub(crate) mod places;
 pub(crate) mod pooling;
 pub(crate) mod response;
 pub(crate) mod responses;

@@ -4,8 +4,9 @@ use serde_json::{Map, Value, json};
 
 use crate::error::{ApiError, FieldError};
 use crate::fields::{Fields, check_values};
-use crate::types::chat::{ChatRequest, EFFORTS, set_effort};
+use crate::types::chat::{ChatRequest, EFFORTS, joined, set_effort};
 use crate::types::common::{CommonFields, Side, Truncation};
+use crate::types::places::{Place, PlacedMessages};
 use crate::types::structured;
 use crate::types::tools::{ToolChoice, Tools, definition, listed};
 use crate::unserved::{self, Route};
@@ -185,29 +186,31 @@ fn tool_choice(fields: &mut Fields<'_>, definitions: &[Value]) -> ToolChoice {
 }
 
 /// Converts `instructions` and `input` to messages.
-fn messages(fields: &mut Fields<'_>) -> Vec<Value> {
-    let mut messages = Vec::new();
+fn messages(fields: &mut Fields<'_>) -> PlacedMessages {
+    let mut placed = PlacedMessages::default();
     if let Some(instructions) = fields.get::<String>("instructions") {
-        messages.push(json!({"role": "system", "content": instructions}));
+        placed.push(json!({"role": "system", "content": instructions}), Place::content("instructions"));
     }
     match fields.raw("input") {
         None => fields.missing("input"),
         Some(raw) if raw.get().starts_with('"') => {
             let input: Option<String> = fields.get("input");
-            messages.push(json!({"role": "user", "content": input}));
+            placed.push(json!({"role": "user", "content": input}), Place::content("input"));
         }
         Some(_) => {
             let items: Vec<Value> = fields.get("input").unwrap_or_default();
             for (index, item) in items.iter().enumerate() {
-                if let Err(message) = add_item(&mut messages, item) {
+                if let Err(message) = add_item(&mut placed.messages, item) {
                     let location = vec!["input".into(), index.to_string()];
                     let message = format!("Value error, {message}");
                     fields.absorb(FieldError::new("value_error", location, &message, &item.to_string()));
                 }
+                let content = if item.get("output").is_some() { "output" } else { "content" };
+                placed.place_rest(&Place::new(["input", &index.to_string()], content));
             }
         }
     }
-    messages
+    placed
 }
 
 /// Adds an input item. Tool calls and reasoning become part of the adjacent assistant message.
@@ -218,6 +221,7 @@ pub(crate) fn add_item(messages: &mut Vec<Value>, item: &Value) -> Result<(), St
     match item.get("type").and_then(Value::as_str).unwrap_or("message") {
         "message" => {
             let (role, content) = (text("role")?, item.get("content").cloned().unwrap_or(Value::Null));
+            let content = joined(role, content);
             if role == "assistant"
                 && let Some(open) = open_assistant(messages)
                 && open["content"].is_null()
@@ -240,7 +244,7 @@ pub(crate) fn add_item(messages: &mut Vec<Value>, item: &Value) -> Result<(), St
         "function_call_output" => {
             let output = match item.get("output") {
                 Some(Value::String(output)) => Value::from(output.as_str()),
-                Some(output @ Value::Array(_)) => output.clone(),
+                Some(output @ Value::Array(_)) => joined("tool", output.clone()),
                 _ => return Err("output is required and must be a string or a list of parts.".into()),
             };
             messages.push(json!({"role": "tool", "tool_call_id": text("call_id")?, "content": output}));
@@ -285,6 +289,7 @@ mod tests {
             {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
             {"type": "function_call", "call_id": "c2", "name": "g", "arguments": "{}"},
             {"type": "function_call_output", "call_id": "c1", "output": "4"},
+            {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "5"}]},
         ]}))
         .unwrap();
         let call =
@@ -296,6 +301,7 @@ mod tests {
                 {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
                 {"role": "assistant", "content": null, "reasoning": "hm", "tool_calls": [call("c1", "f"), call("c2", "g")]},
                 {"role": "tool", "tool_call_id": "c1", "content": "4"},
+                {"role": "tool", "tool_call_id": "c2", "content": "5"},
             ])
         );
     }

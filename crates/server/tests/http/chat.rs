@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{IM_END, Setup, id, ok, text};
+use crate::support::{IM_END, Setup, id, ok, text, with};
 
 #[tokio::test]
 async fn every_key_is_there() {
@@ -123,6 +123,10 @@ async fn a_models_limit_beyond_the_context_is_cut_to_it() {
     let server = setup.start().await;
     assert_eq!(ok(server.chat(json!({}))).await["usage"]["total_tokens"], 40);
     assert_eq!(server.chat(json!({"max_tokens": 1000})).send().await.unwrap().status(), 400);
+    let long = json!({"messages": [{"role": "user", "content": "x".repeat(100)}], "truncate_prompt_tokens": -1});
+    let usage = |tokens: Value| server.chat(with(long.clone(), tokens));
+    assert_eq!(ok(usage(json!({}))).await["usage"]["prompt_tokens"], 39, "the client reserves nothing for the output");
+    assert_eq!(ok(usage(json!({"max_tokens": 7}))).await["usage"]["prompt_tokens"], 33);
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use reqwest::Response;
 use serde_json::{Value, json};
 
-use crate::support::{Setup, TestServer, VOCAB, ok};
+use crate::support::{Setup, TestServer, VOCAB, ok, with};
 
 /// Checks the error body and returns its message.
 async fn refused(response: Response, status: u16, kind: &str, param: Option<&str>) -> String {
@@ -88,6 +88,35 @@ async fn images_video_and_sound_are_refused_by_every_route() {
     assert_eq!(response.status(), 400);
     let body: Value = response.json().await.unwrap();
     assert_eq!(body["error"]["message"], "At most 0 image(s) may be provided in one prompt.");
+}
+
+/// The messages of these routes are made from other parts of their bodies.
+#[tokio::test]
+async fn parts_of_other_routes_are_named_as_they_were_sent() {
+    let server = Setup::default().start().await;
+    let (hi, file) = (json!({"role": "user", "content": "hi"}), json!([{"type": "input_file", "file_id": "f"}]));
+    for (input, param) in [
+        (json!([hi, {"role": "user", "content": file}]), "input.1.content.0"),
+        (json!([hi, {"type": "function_call_output", "call_id": "c", "output": file}]), "input.1.output.0"),
+    ] {
+        let body = json!({"instructions": "be brief", "input": input});
+        refused(server.post("/v1/responses", &body).send().await.unwrap(), 400, "Bad Request", Some(param)).await;
+    }
+    let result = json!({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "document"}]});
+    let results = json!([{"type": "text", "text": "a"}, result]);
+    for (rest, location) in [
+        (json!({"system": 7}), "'system')"),
+        (json!({"system": [{"type": "document"}]}), "'system', 0)"),
+        (
+            json!({"system": "s", "messages": [hi, {"role": "user", "content": results}]}),
+            "'messages', 1, 'content', 1, 'content', 0)",
+        ),
+    ] {
+        let body = with(json!({"max_tokens": 8, "messages": [hi]}), rest);
+        let response = server.post("/v1/messages", &body).send().await.unwrap();
+        let text = response.text().await.unwrap();
+        assert!(text.contains(&format!("'loc': ('body', {location}")), "{location}: {text}");
+    }
 }
 
 #[tokio::test]

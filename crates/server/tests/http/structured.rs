@@ -1,6 +1,9 @@
 //! Outputs that must look like something.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use crate::support::{Setup, TestServer, events, id, joined, ok, with};
 
@@ -80,6 +83,44 @@ async fn contradictory_restrictions_are_a_clients_error() {
     let streamed = server.chat(with(rest, json!({"stream": true}))).send().await.unwrap().text().await.unwrap();
     assert!(streamed.contains("\"code\":400") && streamed.contains("allowed_token_ids"), "{streamed}");
     server.idle().await;
+}
+
+/// Whether the queue is seen to grow while the sequences of a request with a grammar are submitted.
+async fn is_served_meanwhile() -> bool {
+    let (setup, gate) = Setup::default().gated();
+    let server = setup.start().await;
+    let choice: Vec<String> = (0..500).map(|number| format!("choice {number}")).collect();
+    let many = server.chat(json!({"structured_outputs": {"choice": choice}, "n": 512, "temperature": 1}));
+    let mut grew = false;
+    let watch = async {
+        loop {
+            match server.handle.status().waiting {
+                256.. => return,
+                length => grew |= length > 8,
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    let response = tokio::select! {
+        response = timeout(Duration::from_secs(60), many.send()) => Some(response),
+        () = watch => None,
+    };
+    assert!(response.is_none(), "no step has ended: {response:?}");
+    drop(gate);
+    server.idle().await;
+    grew
+}
+
+/// The runtime of a test has one thread. If that thread submits the sequences, it never sees a part of them. Another
+/// thread may be fast enough to be missed, so there are several attempts.
+#[tokio::test]
+async fn others_are_served_while_many_sequences_get_their_grammars() {
+    for _ in 0..20 {
+        if is_served_meanwhile().await {
+            return;
+        }
+    }
+    panic!("the sequences were submitted all at once");
 }
 
 #[tokio::test]

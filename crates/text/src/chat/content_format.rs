@@ -1,4 +1,4 @@
-//! Detection of whether a template expects message content as a string or as a list of parts.
+//! The forms of message content that templates expect, and the detection of templates that loop over parts.
 
 /// Form of `content` that a template expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -7,9 +7,11 @@ pub enum ContentFormat {
     String,
     /// A list of parts as in OpenAI's API, over which the template loops.
     OpenAi,
+    /// One string or a list of parts: the template has a case for each.
+    Either,
 }
 
-/// Detects the form like vLLM: searches for a loop over the `content` of the items of a loop over `messages`. Names
+/// Detects whether a template loops over parts, like vLLM: searches for a loop over the `content` of the items of a loop over `messages`. Names
 /// assigned from `messages` (a slice of it, a filter on it) count as messages. A loop over a variable named `content`
 /// counts, too: macros (Qwen3.5's) take the content under that name.
 pub(super) fn detect(source: &str) -> ContentFormat {

@@ -40,7 +40,8 @@ pub(super) fn tojson(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result
     Ok(Value::from(out))
 }
 
-fn indent_of(value: Value) -> Result<String, Error> {
+/// Returns the margin of a level: a text, or a number of spaces.
+pub(super) fn indent_of(value: Value) -> Result<String, Error> {
     if let Some(text) = value.as_str() {
         return Ok(text.to_owned());
     }
@@ -50,7 +51,7 @@ fn indent_of(value: Value) -> Result<String, Error> {
         .ok()
         .filter(|&width| width <= 64)
         .map(|width| " ".repeat(width))
-        .ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "tojson: indent is at most 64"))
+        .ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "an indentation is at most 64 spaces"))
 }
 
 fn separators_of(value: Value) -> Result<(String, String), Error> {

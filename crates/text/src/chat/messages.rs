@@ -7,7 +7,8 @@ use super::{ContentFormat, TemplateError};
 
 /// Converts messages to the form that the template expects, as vLLM does:
 /// - content becomes a string (texts joined by a line feed, after a placeholder for each image) or a list of
-///   `{"type": "text", "text": ...}` and `{"type": "image"}`;
+///   `{"type": "text", "text": ...}` and `{"type": "image"}`; if the template takes either, only lists become lists, as
+///   in transformers;
 /// - `arguments` of tool calls, JSON in a string in the request, become objects;
 /// - reasoning is provided as `reasoning`, as `reasoning_content` and as `thinking`, which GPT-OSS reads;
 /// - fields that no template reads are dropped.
@@ -110,9 +111,11 @@ impl Message<'_> {
             Part::Text(text) => json!({"type": "text", "text": text}),
             Part::Image(_) => json!({"type": "image"}),
         };
+        let is_list = content.is_some_and(Value::is_array);
         match self.format {
             ContentFormat::String => self.string(&parts).map(Value::from),
-            ContentFormat::OpenAi => Ok(parts.into_iter().map(part).collect()),
+            ContentFormat::Either if !is_list => self.string(&parts).map(Value::from),
+            ContentFormat::OpenAi | ContentFormat::Either => Ok(parts.into_iter().map(part).collect()),
         }
     }
 
@@ -213,6 +216,19 @@ mod tests {
         assert_eq!(normalized[0]["content"], json!([{"type": "text", "text": "hi"}]));
         assert_eq!(normalized[1]["content"], json!([{"type": "text", "text": "a"}]));
         assert_eq!(normalized[2]["content"], json!([]));
+    }
+
+    #[test]
+    fn strings_stay_strings_if_the_template_takes_either() {
+        let messages = [
+            json!({"role": "user", "content": "hi"}),
+            json!({"role": "user", "content": ["a", "b"]}),
+            json!({"role": "assistant", "content": null}),
+        ];
+        let normalized = normalize_messages(&messages, ContentFormat::Either, None).unwrap();
+        let text = |text: &str| json!({"type": "text", "text": text});
+        let contents = normalized.iter().map(|message| &message["content"]);
+        assert!(contents.eq(&[json!("hi"), json!([text("a"), text("b")]), json!("")]), "{normalized:?}");
     }
 
     fn image(url: &str) -> Value {

@@ -2,8 +2,11 @@
 
 use std::fmt::Write;
 
-use minijinja::value::{ValueKind, from_args};
+use minijinja::formatting::{self, FormatStyle};
+use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value, filters};
+
+use super::json::indent_of;
 
 /// Maximum depth of values; deeper ones are an error rather than a stack overflow. JSON itself is limited to 128.
 pub(super) const MAX_DEPTH: usize = 200;
@@ -12,11 +15,7 @@ pub(super) const MAX_DEPTH: usize = 200;
 pub(super) fn to_str(value: &Value) -> Result<String, Error> {
     match value.as_str() {
         Some(text) => Ok(text.to_owned()),
-        None => {
-            let mut out = String::new();
-            write_repr(&mut out, value, 0)?;
-            Ok(out)
-        }
+        None => repr(value),
     }
 }
 
@@ -44,7 +43,102 @@ pub(super) fn length(value: &Value) -> Result<usize, Error> {
     if value.is_undefined() { Ok(0) } else { filters::length(value) }
 }
 
+/// Implements Jinja's filter `replace`, which may replace only the first occurrences.
+pub(super) fn replace(text: &Value, old: &str, new: &str, count: Option<usize>) -> Result<String, Error> {
+    let text = to_str(text)?;
+    Ok(count.map_or_else(|| text.replace(old, new), |count| text.replacen(old, new, count)))
+}
+
+/// Characters at which Python's `splitlines` cuts, other than `\r\n`.
+const LINE_ENDS: [char; 10] =
+    ['\n', '\r', '\u{b}', '\u{c}', '\u{1c}', '\u{1d}', '\u{1e}', '\u{85}', '\u{2028}', '\u{2029}'];
+
+/// Implements Jinja's filter `indent(width=4, first=False, blank=False)`.
+pub(super) fn indent(text: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Error> {
+    let argument = |position: usize, name: &str| -> Result<Option<Value>, Error> {
+        let named: Option<Value> = kwargs.get(name)?;
+        Ok(args.get(position).cloned().or(named))
+    };
+    let flag = |position, name| argument(position, name).map(|value| value.is_some_and(|value| value.is_true()));
+    let margin = indent_of(argument(0, "width")?.unwrap_or_else(|| Value::from(4)))?;
+    let (first, blank) = (flag(1, "first")?, flag(2, "blank")?);
+    kwargs.assert_all_used()?;
+    let text = to_str(text)?.replace("\r\n", "\n");
+    let mut out = String::new();
+    for (index, line) in text.split(LINE_ENDS).enumerate() {
+        out.push_str(if index > 0 { "\n" } else { "" });
+        let has_margin = if index == 0 { first } else { blank || !line.is_empty() };
+        out.push_str(if has_margin { &margin } else { "" });
+        out.push_str(line);
+    }
+    Ok(out)
+}
+
+/// Implements the operator `%` of strings.
+pub(super) fn percent(template: &str, operand: &Value) -> Result<String, Error> {
+    let values = if operand.is_tuple() { operand.try_iter()?.collect() } else { vec![operand.clone()] };
+    let (text, used) = printf(template, &values)?;
+    if used < values.len() && operand.kind() != ValueKind::Map {
+        return Err(invalid_format("not all arguments converted during string formatting"));
+    }
+    Ok(text)
+}
+
+/// Implements Jinja's filter `format`.
+pub(super) fn format(template: &str, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Error> {
+    let named = kwargs.args().next().is_some();
+    percent(template, &if named { Value::from(kwargs) } else { Value::from(Tuple::from(args.0)) })
+}
+
+/// Formats values as Python does. Also returns the number of values that were used in their order.
+fn printf(template: &str, values: &[Value]) -> Result<(String, usize), Error> {
+    let incomplete = || invalid_format("incomplete format");
+    let missing = || invalid_format("not enough arguments for format string");
+    let (mut out, mut used, mut rest) = (String::new(), 0, template);
+    while let Some((before, field)) = rest.split_once('%') {
+        out.push_str(before);
+        let (key, field) = match field.strip_prefix('(') {
+            Some(inner) => inner.split_once(')').map(|(key, field)| (Some(key), field)).ok_or_else(incomplete)?,
+            None => (None, field),
+        };
+        let options = field.trim_start_matches(|c: char| c.is_ascii_digit() || "#-+ .hlL".contains(c));
+        let conversion = options.chars().next().ok_or_else(incomplete)?;
+        rest = &options[conversion.len_utf8()..];
+        let options = &field[..field.len() - options.len()];
+        if conversion == '%' {
+            out.push('%');
+            continue;
+        }
+        let value = match key {
+            Some(key) => values.first().ok_or_else(missing)?.get_item(&Value::from(key))?,
+            None => values.get(used).cloned().ok_or_else(missing)?,
+        };
+        used += usize::from(key.is_none());
+        let (conversion, value) = match conversion {
+            's' => ('s', Value::from(to_str(&value)?)),
+            'r' => ('s', Value::from(repr(&value)?)),
+            'd' | 'i' if value.is_number() && !value.is_integer() => {
+                ('d', Value::from(f64::try_from(value)?.trunc() as i128))
+            }
+            other => (other, value),
+        };
+        out.push_str(&formatting::format(FormatStyle::Printf, &format!("%{options}{conversion}"), &[value])?);
+    }
+    out.push_str(rest);
+    Ok((out, used))
+}
+
+fn invalid_format(reason: &'static str) -> Error {
+    Error::new(ErrorKind::InvalidOperation, reason)
+}
+
 /// Implements `repr(value)`.
+fn repr(value: &Value) -> Result<String, Error> {
+    let mut out = String::new();
+    write_repr(&mut out, value, 0)?;
+    Ok(out)
+}
+
 fn write_repr(out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
     if depth > MAX_DEPTH {
         return Err(Error::new(ErrorKind::InvalidOperation, "the value is nested too deeply to be printed"));
@@ -177,7 +271,7 @@ fn partition(text: &str, separator: &str, from_end: bool) -> Value {
         None if from_end => ["", "", text],
         None => [text, "", ""],
     };
-    Value::from(minijinja::value::Tuple::from(parts.map(Value::from)))
+    Value::from(Tuple::from(parts.map(Value::from)))
 }
 
 #[cfg(test)]

@@ -1,7 +1,9 @@
 //! Dates in prompts, for `strftime_now`.
 
 use std::fmt::Write;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use jiff::ZonedDateTime;
+use jiff::civil::DateTime;
 
 const MONTHS: [&str; 12] = [
     "January",
@@ -19,73 +21,14 @@ const MONTHS: [&str; 12] = [
 ];
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
-/// A time in UTC, in the proleptic Gregorian calendar.
-struct Moment {
-    year: u64,
-    /// Month from 1.
-    month: usize,
-    /// Day of the month from 1.
-    day: u64,
-    /// Day of the year from 1.
-    day_of_year: u64,
-    /// Day of the week; Sunday is 0.
-    weekday: usize,
-    hour: u64,
-    minute: u64,
-    second: u64,
-    microsecond: u32,
+/// The local time, as in transformers: the time zone is that of `TZ` or of the system, or else UTC.
+pub(super) fn local_time() -> DateTime {
+    ZonedDateTime::now().datetime()
 }
 
-impl Moment {
-    fn new(since_epoch: Duration) -> Self {
-        let seconds = since_epoch.as_secs();
-        let days = seconds / 86_400;
-        let mut year = 1970;
-        let mut day = days;
-        // Whole periods of 400 years come first, because a clock may be set to any time.
-        year += day / 146_097 * 400;
-        day %= 146_097;
-        while day >= year_length(year) {
-            day -= year_length(year);
-            year += 1;
-        }
-        let day_of_year = day + 1;
-        let mut month = 0;
-        while day >= month_length(year, month) {
-            day -= month_length(year, month);
-            month += 1;
-        }
-        Self {
-            year,
-            month: month + 1,
-            day: day + 1,
-            day_of_year,
-            // 1 January 1970 was a Thursday.
-            weekday: ((days + 4) % 7) as usize,
-            hour: seconds / 3600 % 24,
-            minute: seconds / 60 % 60,
-            second: seconds % 60,
-            microsecond: since_epoch.subsec_micros(),
-        }
-    }
-}
-
-fn is_leap(year: u64) -> bool {
-    year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
-}
-
-fn year_length(year: u64) -> u64 {
-    if is_leap(year) { 366 } else { 365 }
-}
-
-fn month_length(year: u64, month: usize) -> u64 {
-    const LENGTHS: [u64; 12] = [31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
-    LENGTHS[month] + u64::from(month == 1 && is_leap(year))
-}
-
-/// Implements C's `strftime` in UTC and English. Unknown directives are kept unchanged.
-pub(super) fn strftime(time: SystemTime, format: &str) -> String {
-    let moment = Moment::new(time.duration_since(UNIX_EPOCH).unwrap_or_default());
+/// Implements C's `strftime` in English, for a time without a zone. Unknown directives are kept unchanged.
+pub(super) fn strftime(time: DateTime, format: &str) -> String {
+    let moment = Moment(time);
     let mut out = String::new();
     let mut rest = format;
     while let Some((before, after)) = rest.split_once('%') {
@@ -106,23 +49,25 @@ pub(super) fn strftime(time: SystemTime, format: &str) -> String {
     out
 }
 
+struct Moment(DateTime);
+
 impl Moment {
     /// Writes a directive. Returns `false` if it is unknown.
     fn write(&self, letter: char, padded: bool, out: &mut String) -> bool {
-        let hour12 = (self.hour + 11) % 12 + 1;
+        let time = self.0;
         let (number, width) = match letter {
-            'Y' => (self.year, 0),
-            'y' => (self.year % 100, 2),
-            'm' => (self.month as u64, 2),
-            'd' => (self.day, 2),
-            'H' => (self.hour, 2),
-            'I' => (hour12, 2),
-            'M' => (self.minute, 2),
-            'S' => (self.second, 2),
-            'j' => (self.day_of_year, 3),
-            'w' => (self.weekday as u64, 0),
-            'u' => ((self.weekday as u64 + 6) % 7 + 1, 0),
-            'f' => (u64::from(self.microsecond), 6),
+            'Y' => (i32::from(time.year()), 0),
+            'y' => (i32::from(time.year()).rem_euclid(100), 2),
+            'm' => (time.month().into(), 2),
+            'd' => (time.day().into(), 2),
+            'H' => (time.hour().into(), 2),
+            'I' => ((i32::from(time.hour()) + 11) % 12 + 1, 2),
+            'M' => (time.minute().into(), 2),
+            'S' => (time.second().into(), 2),
+            'j' => (time.date().day_of_year().into(), 3),
+            'w' => (time.weekday().to_sunday_zero_offset().into(), 0),
+            'u' => (time.weekday().to_monday_one_offset().into(), 0),
+            'f' => (time.subsec_nanosecond() / 1000, 6),
             's' => return false,
             _ => return self.write_text(letter, out),
         };
@@ -132,20 +77,21 @@ impl Moment {
     }
 
     fn write_text(&self, letter: char, out: &mut String) -> bool {
-        let month = MONTHS[self.month - 1];
-        let day = DAYS[self.weekday];
+        let time = self.0;
+        let month = MONTHS[usize::from(time.month().unsigned_abs()) - 1];
+        let day = DAYS[usize::from(time.weekday().to_sunday_zero_offset().unsigned_abs())];
         let composed = match letter {
             'B' => return push(out, month),
             'b' | 'h' => return push(out, &month[..3]),
             'A' => return push(out, day),
             'a' => return push(out, &day[..3]),
-            'p' => return push(out, if self.hour < 12 { "AM" } else { "PM" }),
+            'p' => return push(out, if time.hour() < 12 { "AM" } else { "PM" }),
             'Z' | 'z' => return true,
             '%' => return push(out, "%"),
             'n' => return push(out, "\n"),
             't' => return push(out, "\t"),
             'e' => {
-                let _ = write!(out, "{:2}", self.day);
+                let _ = write!(out, "{:2}", time.day());
                 return true;
             }
             'F' => "Y-m-d",
@@ -173,10 +119,16 @@ fn push(out: &mut String, text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
+    use jiff::Timestamp;
+    use jiff::tz::TimeZone;
+
     use super::*;
 
-    fn at(seconds: u64, format: &str) -> String {
-        strftime(UNIX_EPOCH + Duration::from_secs(seconds), format)
+    fn at(seconds: i64, format: &str) -> String {
+        let time = Timestamp::from_second(seconds).unwrap();
+        strftime(TimeZone::UTC.to_datetime(time), format)
     }
 
     #[test]
@@ -192,5 +144,26 @@ mod tests {
     fn odd_formats_are_left_alone() {
         assert_eq!(at(0, "100%"), "100%");
         assert_eq!(at(0, "%% %Q %-Q %é"), "% %Q %-Q %é");
+    }
+
+    /// The variable of the process that prints its local time.
+    const PRINTS: &str = "PRINT_LOCAL_TIME";
+
+    #[test]
+    fn the_zone_is_that_of_the_environment() {
+        if std::env::var_os(PRINTS).is_some() {
+            println!("<{}>", strftime(local_time(), "%F %R"));
+            return;
+        }
+        let utc = || TimeZone::UTC.to_datetime(Timestamp::now());
+        for (zone, minutes) in [("UTC", 0), ("XXX-5:30", 330), ("XXX+11", -660)] {
+            let mut process = Command::new(std::env::current_exe().unwrap());
+            process.args(["the_zone_is_that_of_the_environment", "--nocapture"]).env(PRINTS, "1").env("TZ", zone);
+            let before = utc();
+            let output = String::from_utf8(process.output().unwrap().stdout).unwrap();
+            let is_local =
+                |time: DateTime| output.contains(&strftime(time + jiff::Span::new().minutes(minutes), "<%F %R>"));
+            assert!(is_local(before) || is_local(utc()), "{zone}: {output}");
+        }
     }
 }

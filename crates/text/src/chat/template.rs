@@ -2,15 +2,16 @@
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::SystemTime;
 
+use jiff::civil::DateTime;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value, escape_formatter};
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Value as Json, json};
 
 use super::content_format::{self, ContentFormat};
 use super::context::{to_template_list, to_template_value};
-use super::{TemplateError, json, python, strftime};
+use super::json::tojson;
+use super::{TemplateError, dialect, python, strftime};
 use crate::tokenizer::SpecialTokens;
 
 const NAME: &str = "chat_template";
@@ -42,10 +43,10 @@ pub struct TemplateInput<'a> {
 /// A compiled chat template.
 ///
 /// Rendering follows `apply_chat_template` of transformers: the same whitespace rules, functions and filters, and
-/// Python's string conversion. `{% generation %}` is accepted and has no effect; `strftime_now` returns UTC. Rendering
-/// is limited in steps and in output for any template and any messages, and can be interrupted whenever it writes. It is
-/// limited neither in stack nor in the memory and time of a single step, because templates come from the operator of the
-/// server; for those of clients, see [`untrusted_request`](crate::untrusted_request).
+/// Python's string conversion. `{% generation %}` is accepted and has no effect; `strftime_now` returns the local time.
+/// Rendering is limited in steps and in output for any template and any messages, and can be interrupted whenever it
+/// writes. It is limited neither in stack nor in the memory and time of a single step, because templates come from the
+/// operator of the server; for those of clients, see [`untrusted_request`](crate::untrusted_request).
 pub struct ChatTemplate {
     source: String,
     environment: Environment<'static>,
@@ -66,13 +67,13 @@ impl ChatTemplate {
     /// # Errors
     /// Returns an error if the template has a syntax error; the message contains its position.
     pub fn new(source: &str, special: &SpecialTokens) -> Result<Self, TemplateError> {
-        Self::with_clock(source, special, SystemTime::now)
+        Self::with_clock(source, special, strftime::local_time)
     }
 
-    fn with_clock(source: &str, special: &SpecialTokens, now: fn() -> SystemTime) -> Result<Self, TemplateError> {
+    fn with_clock(source: &str, special: &SpecialTokens, now: fn() -> DateTime) -> Result<Self, TemplateError> {
         let mut environment = environment(now)?;
         environment
-            .add_template_owned(NAME, without_generation_tags(source))
+            .add_template_owned(NAME, dialect::translate(source))
             .map_err(|error| TemplateError::Syntax(describe(&error)))?;
         let named = [
             ("bos_token", &special.bos),
@@ -80,13 +81,36 @@ impl ChatTemplate {
             ("unk_token", &special.unk),
             ("pad_token", &special.pad),
         ];
-        Ok(Self {
+        let template = Self {
             source: source.to_owned(),
             environment,
             special: named.into_iter().filter_map(|(name, token)| Some((name, token.clone()?))).collect(),
             content_format: content_format::detect(source),
             mentions_content: source.contains("content"),
+        };
+        Ok(match template.content_format {
+            ContentFormat::OpenAi if template.writes_strings() => template.with_content_format(ContentFormat::Either),
+            _ => template,
         })
+    }
+
+    /// Whether the template writes content that is a string, of a user and of a system message if it takes one. One that
+    /// only loops over parts writes nothing of it.
+    fn writes_strings(&self) -> bool {
+        const PROBE: &str = "One string.";
+        let written = |roles: &[&str]| {
+            let messages: Vec<Json> = roles.iter().map(|role| json!({"role": role, "content": PROBE})).collect();
+            let prompt = self.render(&TemplateInput {
+                messages: &messages,
+                tools: None,
+                documents: None,
+                add_generation_prompt: true,
+                continue_final_message: false,
+                kwargs: &Map::new(),
+            });
+            prompt.map(|prompt| prompt.matches(PROBE).count() >= roles.len())
+        };
+        written(&["user"]).unwrap_or(false) && written(&["system", "user"]).unwrap_or(true)
     }
 
     /// Returns the source of the template.
@@ -94,7 +118,7 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// Returns whether the template expects `content` as a string or as a list of parts.
+    /// Returns the form of `content` that the template expects.
     pub fn content_format(&self) -> ContentFormat {
         self.content_format
     }
@@ -210,7 +234,7 @@ fn cut_at_tag(mut prompt: String, wanted: &str) -> Result<String, TemplateError>
 }
 
 /// Creates the template environment of transformers.
-fn environment(now: fn() -> SystemTime) -> Result<Environment<'static>, TemplateError> {
+fn environment(now: fn() -> DateTime) -> Result<Environment<'static>, TemplateError> {
     let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     environment.set_syntax(syntax.map_err(|error| TemplateError::Syntax(describe(&error)))?);
@@ -227,10 +251,15 @@ fn environment(now: fn() -> SystemTime) -> Result<Environment<'static>, Template
     });
     environment.add_test("sequence", python::is_sequence);
     environment.add_test("iterable", python::is_iterable);
-    environment.add_filter("tojson", json::tojson);
+    environment.add_filter("tojson", tojson);
     environment.add_filter("length", python::length);
     environment.add_filter("count", python::length);
     environment.add_filter("string", |value: &Value| python::to_str(value));
+    environment.add_filter("format", python::format);
+    environment.add_filter("indent", python::indent);
+    environment.add_filter("replace", python::replace);
+    environment.add_filter(dialect::FORMAT, python::percent);
+    environment.add_filter(dialect::CATCH, dialect::catching);
     environment.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
         let raised = Raised(python::to_str(message)?);
         Err(Error::new(ErrorKind::InvalidOperation, "raise_exception was called").with_source(raised))
@@ -263,28 +292,6 @@ fn render_error(error: &Error) -> TemplateError {
 /// Formats the error with its line and its causes.
 fn describe(error: &Error) -> String {
     causes(error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
-}
-
-/// Removes `{% generation %}` tags. The blocks mark the assistant's tokens for training; here they only create a scope.
-fn without_generation_tags(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        let (before, tag) = rest.split_at(start + 2);
-        out.push_str(before);
-        rest = tag;
-        let inner = tag.find("%}").map_or("", |end| &tag[..end]);
-        let name = inner.trim_matches(|c: char| c == '-' || c == '+' || c.is_whitespace());
-        let replacement = match name {
-            "generation" => "with",
-            "endgeneration" => "endwith",
-            _ => continue,
-        };
-        out.push_str(&inner.replace(name, replacement));
-        rest = &tag[inner.len()..];
-    }
-    out.push_str(rest);
-    out
 }
 
 /// Collects text up to the limit.

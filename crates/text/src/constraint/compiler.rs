@@ -259,6 +259,12 @@ impl Shared {
 
     /// Converts llguidance's message to an error.
     fn explain(&self, spec: &GrammarSpec, message: &str) -> GrammarError {
+        // The message of a panic is followed by a backtrace.
+        let message = message.split("\n<backtrace>").next().unwrap_or_default();
+        if message.starts_with("panic: ") {
+            tracing::error!(message, "the grammar library panicked");
+            return GrammarError::Panicked;
+        }
         let what = spec.noun();
         if message.contains("oneOf constraints are not supported") {
             return GrammarError::Keyword {
@@ -273,8 +279,6 @@ impl Shared {
         if message.contains("grammar size") {
             return GrammarError::TooLarge { what, limit: self.limits.grammar_symbols };
         }
-        // The message of a panic is followed by a backtrace.
-        let message = message.split("\n<backtrace>").next().unwrap_or_default();
         let mut message: String = message.chars().take(500).collect();
         message.truncate(message.trim_end().len());
         spec.error(message)
@@ -386,6 +390,10 @@ impl GrammarCompiler {
     /// Begins a compilation that goes on until the result is dropped.
     pub(super) fn begin(&self) -> impl Sized {
         Slot::take::<GrammarError>(&self.shared, Instant::now() + PAUSE, &mut || Ok(())).unwrap()
+    }
+
+    pub(super) fn explain(&self, spec: &GrammarSpec, message: &str) -> GrammarError {
+        self.shared.explain(spec, message)
     }
 
     /// Compiles as after the request was given up. Returns whether there is a result.

@@ -37,6 +37,14 @@ fn the_cache_is_bounded_in_entries_and_bytes_and_keeps_what_is_used() {
     assert_eq!(compiler.cached(), (3, 14 + 26), "too long to be kept");
 }
 
+#[test]
+fn a_panic_of_the_library_is_not_a_fault_of_the_specification() {
+    let compiler = compiler(GrammarLimits::default());
+    let explain = |message: &str| compiler.explain(&GrammarSpec::Regex("a".to_owned()), message);
+    assert_eq!(explain("panic: index out of bounds\n<backtrace>\n0: fuel\n</backtrace>"), GrammarError::Panicked);
+    assert_eq!(explain("a panic: no"), GrammarError::Regex("a panic: no".to_owned()));
+}
+
 fn compiler(limits: GrammarLimits) -> GrammarCompiler {
     let tokenizer = tokenizer();
     let size = tokenizer.vocab_size();

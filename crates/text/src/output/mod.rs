@@ -34,7 +34,7 @@ mod tests;
 mod tools;
 mod xml;
 
-pub use self::syntax::{ReasoningSyntax, ToolSyntax, UnknownParser};
+pub use self::syntax::{ReasoningSyntax, ToolSyntax, UnknownParser, without_written_turns};
 
 use self::calls::ToolParser;
 use self::harmony::Harmony;

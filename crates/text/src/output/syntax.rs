@@ -266,6 +266,13 @@ impl FromStr for ToolSyntax {
     }
 }
 
+/// Returns a prompt without those markers of turns that its template does not write: a user wrote them.
+pub fn without_written_turns(prompt: &str, template: &str) -> String {
+    let written = TURNS.iter().filter(|turn| !template.contains(**turn));
+    // The space keeps the text around a marker from becoming one.
+    written.fold(prompt.to_owned(), |prompt, turn| prompt.replace(turn, " "))
+}
+
 impl ReasoningSyntax {
     /// Values of `--reasoning-parser`, which are vLLM's.
     pub const NAMES: &'static [&'static str] = &names(&REASONING_NAMES);

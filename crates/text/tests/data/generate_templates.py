@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes templates.json: conversations rendered by transformers' apply_chat_template with the templates in this folder.
 
-Run with:   pip install transformers==5.23.0 jinja2==3.1.6 gguf==0.19.0
+Run with:   pip install transformers==5.24.0 jinja2==3.1.6 gguf==0.19.0
             python generate_templates.py SmolLM2-135M-Instruct.Q4_1.gguf [PUBLISHED]
 A case is {template, name, input, output | raised | failed}: raised is the text of raise_exception, failed means that
 rendering must fail. The time is fixed at 2024-02-29 12:34:56.
@@ -124,6 +124,22 @@ CASES = {
     "mixtral": ["one", "prompt", "three_turns", "training", "system", "system_later", "starts_with_assistant", "out_of_turn", "unicode", "null", "continue"],
     "gpt-oss": ["one", "prompt", "system", "developer", "effort", "tools", "instructed_tools", "tool_turns", "thought_call", "answered_call", "thought_answer",
                 "tool_without_call", "channel_tags", "unicode", "empty"],
+    "qwen3.5": ["one", "prompt", "system", "unicode", "empty", "roles", "null", "tools", "tool_turns", "two_calls", "thinking", "no_thinking", "parts",
+                "system_parts", "system_later", "instructed_tools", "continue"],
+    "deepseek-v3": ["one", "prompt", "system", "unicode", "empty", "tool_turns", "two_calls", "thinking", "system_later", "continue"],
+    "llama3.2": ["one", "prompt", "system", "unicode", "tools", "tool_turns", "two_calls", "instructed_tools", "date", "continue"],
+    "mistral-v7": ["one", "system", "unicode", "roles", "tools", "tool_turns", "two_calls", "bad_id", "system_parts", "instructed_tools", "continue"],
+    "command-r": ["one", "prompt", "system", "unicode", "empty_system", "documents", "instructed_documents", "three_turns", "continue"],
+    "glm4.5": ["one", "prompt", "system", "unicode", "empty", "tools", "tool_turns", "two_calls", "thinking", "no_thinking", "parts", "continue"],
+    "kimi-k2": ["one", "prompt", "system", "unicode", "empty", "null", "tools", "tool_turns", "two_calls", "parts", "continue"],
+    "minimax-m2": ["one", "prompt", "system", "unicode", "empty", "tools", "tool_turns", "two_calls", "thinking", "system_parts", "tool_without_call", "effort",
+                   "continue"],
+    "zephyr": ["one", "prompt", "system", "unicode", "empty", "roles", "three_turns", "continue"],
+    "vicuna": ["one", "prompt", "system", "three_turns", "out_of_turn", "unicode", "continue"],
+    "smollm3": ["one", "prompt", "system", "unicode", "null", "tools", "tool_turns", "no_thinking", "training", "continue"],
+    "hermes3": ["one", "prompt", "system", "unicode", "tools", "tool_turns", "two_calls", "instructed_tools", "continue"],
+    "formats": ["one", "prompt", "system", "unicode", "null", "tool_turns", "two_calls", "continue"],
+    "filters": ["one", "prompt", "system", "unicode", "two_calls", "three_turns", "parts"],
 }
 
 # template → file of the published one

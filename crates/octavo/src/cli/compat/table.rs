@@ -20,7 +20,8 @@ const SPECULATION: Outcome =
     NoEffect("speculative decoding is not supported yet; answers are the same without it, but slower");
 const SCALE_OUT: Outcome = Refused("the render routes are always on, and the other scale-out routes are not supported");
 const PLUGIN: Outcome = Refused("Python plug-ins cannot be loaded into this server");
-const MEDIA: Outcome = NoEffect("images are processed in one way, and audio and video inputs are not supported");
+const MEDIA: Outcome =
+    NoEffect("there is one loader and one encoder of images, and audio and video inputs are not supported");
 const CONTEXT: Outcome =
     Refused("it changes what the model computes, and only the model's own configuration is supported");
 const TRANSFER: Outcome = Refused("transferring the KV cache between servers is not supported");
@@ -53,7 +54,10 @@ pub(crate) const FLAGS: &[Flag] = &[
     flag(
         "quantization",
         Value,
-        Only(&["gguf", "none", "None", "auto"], "this quantization is not supported; use a GGUF file of the model"),
+        Only(
+            &["gguf", "mxfp4", "none", "None", "auto"],
+            "this quantization is not supported; use a GGUF file of the model",
+        ),
     ),
     flag(
         "model-loader-extra-config",
@@ -104,7 +108,7 @@ pub(crate) const FLAGS: &[Flag] = &[
     flag(
         "disable-hybrid-kv-cache-manager",
         Switch,
-        NoEffect("all layers of the supported models share one kind of KV cache"),
+        NoEffect("layers with a sliding window always have KV blocks of their own"),
     ),
     flag("mamba-cache-dtype", Value, NoEffect("no supported model has state-space layers")),
     flag("mamba-ssm-cache-dtype", Value, NoEffect("no supported model has state-space layers")),
@@ -182,9 +186,9 @@ pub(crate) const FLAGS: &[Flag] = &[
     flag("spec-tokens", Value, SPECULATION),
     // Images, sound, video.
     flag("media-io-kwargs", Json, MEDIA),
-    flag("trust-request-mm-kwargs", Switch, MEDIA),
+    flag("trust-request-mm-kwargs", Switch, NoEffect("requests with mm_processor_kwargs are refused")),
     flag("mm-processor-cache-type", Value, MEDIA),
-    flag("disable-mm-preprocessor-cache", Switch, MEDIA),
+    flag("disable-mm-preprocessor-cache", Switch, NoEffect("set --mm-processor-cache-gb 0 instead")),
     flag("mm-shm-cache-max-object-size-mb", Value, MEDIA),
     flag("mm-encoder-tp-mode", Value, MEDIA),
     flag("mm-encoder-attn-backend", Value, MEDIA),
