@@ -1,7 +1,7 @@
 //! Tests of start, health, drain and end.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 

@@ -25,16 +25,33 @@ pub fn model_is_required() -> bool {
 /// Panics if the model is not available and [`model_is_required`] is true.
 pub fn default_model() -> Option<PathBuf> {
     static MODEL: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    let found = MODEL.get_or_init(|| {
-        resolve(DEFAULT_MODEL, &ResolveOptions::from_env(), &LogProgress)
-            .map(|model| model.path)
-            .map_err(|error| error.to_string())
-    });
+    let found = MODEL.get_or_init(|| fetched(DEFAULT_MODEL));
+    available(DEFAULT_MODEL, found, model_is_required())
+}
+
+/// Does the same as [`default_model`] for another model of the catalog, which is larger. It is fetched only if it is
+/// `wanted`, and then the test needs it.
+///
+/// # Panics
+/// Panics if the model is wanted and not available.
+pub fn catalog_model(name: &str, wanted: bool) -> Option<PathBuf> {
+    match wanted {
+        true => available(name, &fetched(name), true),
+        false => available(name, &Err("the test of it was not asked for".into()), false),
+    }
+}
+
+fn fetched(name: &str) -> Result<PathBuf, String> {
+    let found = resolve(name, &ResolveOptions::from_env(), &LogProgress);
+    found.map(|model| model.path).map_err(|error| error.to_string())
+}
+
+fn available(name: &str, found: &Result<PathBuf, String>, required: bool) -> Option<PathBuf> {
     match found {
         Ok(path) => Some(path.clone()),
-        Err(error) if model_is_required() => panic!("this test needs {DEFAULT_MODEL}: {error}"),
+        Err(error) if required => panic!("this test needs {name}: {error}"),
         Err(error) => {
-            eprintln!("skipped: {DEFAULT_MODEL} cannot be had ({error})");
+            eprintln!("skipped: {name} cannot be had ({error})");
             None
         }
     }

@@ -28,7 +28,7 @@ fn ggml(storage: StorageType) -> Option<GgmlDType> {
     })
 }
 
-fn read(storage: StorageType, bytes: &[u8], elements: usize) -> Vec<f32> {
+pub(crate) fn read(storage: StorageType, bytes: &[u8], elements: usize) -> Vec<f32> {
     let device = Device::Cpu;
     let tensor = match ggml(storage) {
         Some(kind) => {

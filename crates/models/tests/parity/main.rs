@@ -8,6 +8,6 @@ mod dequantise;
 mod embedding;
 mod golden;
 mod images;
-mod smollm2;
+mod real;
 mod support;
 mod vectors;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use octavo_backend_candle::CandleBackend;
 use octavo_backend_cpu::{CpuBackend, CpuConfig, Isa};
 use octavo_models::{Checkpoint, build_program};
-use octavo_ops::{Backend, BlockTables, Op, Program, StepBatch};
+use octavo_ops::{Backend, BlockTables, Op, Program, StepBatch, WeightSource};
 use safetensors::SafeTensors;
 
 const BLOCK: usize = 16;
@@ -73,7 +73,7 @@ impl Session {
 
     /// Loads the program and allocates blocks for `capacity` tokens.
     pub(crate) fn on(
-        mut backend: Box<dyn Backend>,
+        backend: Box<dyn Backend>,
         checkpoint: &Checkpoint,
         capacity: usize,
         defect: Option<Defect>,
@@ -88,10 +88,20 @@ impl Session {
                 }
             }
         }
-        backend.load(&program, checkpoint, &mut |_| {}).unwrap();
+        Self { defect, ..Self::of(backend, &program, checkpoint, capacity) }
+    }
+
+    /// Loads a program with weights and allocates blocks for `capacity` tokens.
+    pub(crate) fn of(
+        mut backend: Box<dyn Backend>,
+        program: &Program,
+        weights: &dyn WeightSource,
+        capacity: usize,
+    ) -> Self {
+        backend.load(program, weights, &mut |_| {}).unwrap();
         let (groups, blocks) = (program.kv_groups.len(), capacity.div_ceil(BLOCK));
         backend.allocate_kv(BLOCK, &vec![blocks + 1; groups]).unwrap();
-        Self { backend, groups, blocks, past: 0, defect }
+        Self { backend, groups, blocks, past: 0, defect: None }
     }
 
     /// Starts a new sequence. Its predecessor's stale keys stay in the cache, where nothing may read them.
@@ -101,6 +111,11 @@ impl Session {
 
     /// Runs `tokens` as the sequence's next rows and returns the logits of all of them, `[tokens, V]`.
     pub(crate) fn forward(&mut self, tokens: &[u32]) -> Vec<f32> {
+        self.forward_rows(tokens, &(0..tokens.len() as u32).collect::<Vec<_>>())
+    }
+
+    /// Does the same and returns the logits of some rows, ascending.
+    pub(crate) fn forward_rows(&mut self, tokens: &[u32], rows: &[u32]) -> Vec<f32> {
         let (start, end) = (self.past, self.past + tokens.len());
         assert!(end <= self.blocks * BLOCK);
         let shift = u32::from(start > 0 && self.defect == Some(Defect::Position));
@@ -115,7 +130,7 @@ impl Session {
             block_tables: vec![BlockTables { stride: self.blocks, ids: table.clone() }; self.groups],
             query_start: vec![0, tokens.len() as u32],
             seq_lens: vec![end as u32],
-            sampled_rows: (0..tokens.len() as u32).collect(),
+            sampled_rows: rows.to_vec(),
             pooled_rows: (0..tokens.len() as u32).collect(),
             slots: vec![0],
             ..StepBatch::default()
