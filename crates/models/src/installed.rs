@@ -5,6 +5,7 @@ use std::time::SystemTime;
 
 use crate::catalog::{self, CatalogEntry, SourceKind};
 use crate::hub::{self, is_gguf};
+use crate::pieces::pieces;
 use crate::resolve::ResolveOptions;
 
 /// A model in one of the caches.
@@ -53,7 +54,10 @@ fn comes_from(entry: &CatalogEntry, name: &str) -> bool {
 
 fn measured(name: String, entry: Option<&'static CatalogEntry>, path: PathBuf) -> InstalledModel {
     let (mut bytes, mut modified) = (0, None);
-    measure(&path, &mut bytes, &mut modified);
+    let file = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    for piece in pieces(file) {
+        measure(&path.with_file_name(piece), &mut bytes, &mut modified);
+    }
     InstalledModel { name, entry, bytes, modified, path }
 }
 

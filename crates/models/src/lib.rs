@@ -17,6 +17,7 @@ mod hub;
 mod image;
 mod inspect;
 mod installed;
+mod pieces;
 mod program;
 pub mod progress;
 mod resolve;

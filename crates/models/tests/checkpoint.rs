@@ -253,6 +253,33 @@ fn the_image_processor_of_gemma_3_is_read() {
     }
 }
 
+#[test]
+fn a_gguf_file_in_pieces_is_that_file() {
+    let whole = Checkpoint::open(&testdata("llama-gguf").join("model.gguf")).unwrap();
+    let program = build_program(&whole).unwrap();
+    let copy = Copy::of("llama-gguf-split");
+    let piece = |number: usize| copy.path(&format!("model-{number:05}-of-00003.gguf"));
+    for number in 1..=3 {
+        let split = Checkpoint::open(&piece(number)).unwrap();
+        assert_eq!(build_program(&split).unwrap(), program);
+        assert_eq!(split.config(), whole.config());
+        for part in program.weights.iter().flat_map(|weight| &weight.parts) {
+            let [found, expected] = [&split, &whole].map(|checkpoint| checkpoint.tensor(&part.tensor).unwrap());
+            assert_eq!((found.shape, found.bytes), (expected.shape, expected.bytes), "{}", part.tensor);
+        }
+    }
+    let error = || Checkpoint::open(&piece(1)).unwrap_err().to_string();
+    let second = std::fs::read(piece(2)).unwrap();
+    std::fs::copy(piece(3), piece(2)).unwrap();
+    names(&error(), &["model-00002-of-00003.gguf", "it is not piece 2 of 3 of", "model-00001-of-00003.gguf"]);
+    std::fs::remove_file(piece(2)).unwrap();
+    names(&error(), &["model-00002-of-00003.gguf", "No such file"]);
+    copy.write("model-00002-of-00003.gguf", second);
+    std::fs::rename(piece(1), copy.path("model.gguf")).unwrap();
+    let error = Checkpoint::open(&copy.path("model.gguf")).unwrap_err().to_string();
+    names(&error, &["it is one of 3 pieces, and its name must end with '-00001-of-00003.gguf'"]);
+}
+
 /// The products of the MLP had each other's name in older mmproj files.
 #[test]
 fn an_older_mmproj_file_of_gemma_3_is_read() {

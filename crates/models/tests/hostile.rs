@@ -96,9 +96,9 @@ fn hostile_gguf() -> Vec<(&'static str, Vec<u8>, &'static str)> {
         ("overlapping data", two(tensor("a", &[64], 0, 0), tensor("b", &[64], 0, 32)), "overlaps"),
         ("no architecture", file(&[], &[]), "general.architecture"),
         (
-            "one part of several",
+            "one piece of several",
             file(&[pair("general.architecture", 8, &string("llama")), pair("split.count", 2, &[2, 0])], &[]),
-            "several parts",
+            "one of 2 pieces",
         ),
         ("an unknown one", file(&[pair("general.architecture", 8, &string("mamba"))], &[]), "supported: llama"),
     ]

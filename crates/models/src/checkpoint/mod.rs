@@ -154,9 +154,9 @@ pub struct Checkpoint {
 #[derive(Debug)]
 enum Files {
     Gguf {
-        text: gguf::GgufFile,
+        text: Box<gguf::GgufFile>,
         /// The encoder of images, a file of its own.
-        vision: Option<gguf::GgufFile>,
+        vision: Option<Box<gguf::GgufFile>>,
     },
     HuggingFace {
         shards: safetensors::Shards,
@@ -193,20 +193,20 @@ impl Checkpoint {
     }
 
     fn open_gguf(path: &Path) -> Result<Checkpoint, CheckpointError> {
-        let text = gguf::GgufFile::open(path)?;
+        let text = Box::new(gguf::GgufFile::open(path)?);
         let metadata = text.metadata();
         let fail = |source| CheckpointError::Config { path: path.to_owned(), source };
-        let mut config = ModelConfig::from_gguf(&metadata, &|name| text.tensors().contains_key(name)).map_err(fail)?;
+        let mut config = ModelConfig::from_gguf(&metadata, &|name| text.find(name).is_some()).map_err(fail)?;
         let generation = gguf::generation_config(&metadata).map_err(fail)?;
         let chat_template = gguf::chat_template(&metadata).map_err(fail)?;
-        if let Some(main) = totals(text.tensors().values()).into_iter().max_by_key(|t| t.bytes) {
+        if let Some(main) = totals(text.infos()).into_iter().max_by_key(|t| t.bytes) {
             config.dtype = main.storage.name().to_owned();
         }
         let mut vision = None;
         if let Some(reader) = config.family.mmproj()
             && let Some((file, encoder)) = gguf::encoder_beside(&text, &config, reader)?
         {
-            (vision, config) = (Some(file), config.with_vision(encoder).map_err(fail)?);
+            (vision, config) = (Some(Box::new(file)), config.with_vision(encoder).map_err(fail)?);
         }
         Ok(Self { path: path.to_owned(), files: Files::Gguf { text, vision }, config, generation, chat_template })
     }
@@ -356,9 +356,7 @@ impl Checkpoint {
     /// Returns the number and size of tensors by storage type, largest first.
     pub fn storage_summary(&self) -> Vec<StorageTotal> {
         match &self.files {
-            Files::Gguf { text, vision } => {
-                totals(std::iter::once(text).chain(vision).flat_map(|file| file.tensors().values()))
-            }
+            Files::Gguf { text, vision } => totals(std::iter::once(text).chain(vision).flat_map(|file| file.infos())),
             Files::HuggingFace { shards, .. } => totals(shards.infos()),
             Files::Dummy { .. } => Vec::new(),
         }

@@ -217,9 +217,6 @@ impl ModelConfig {
             ));
         }
         let family = Family::of_gguf(name)?;
-        if metadata.u64("split.count")?.is_some_and(|parts| parts > 1) {
-            return Err(ConfigError::Unsupported("a GGUF file in several parts (merge them into one first)".into()));
-        }
         let Gguf { architecture, read } = family.gguf.as_ref().expect("the family was found by this name");
         read(&Keys::new(metadata, architecture, has_tensor))?.checked()
     }

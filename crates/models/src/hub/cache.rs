@@ -17,6 +17,7 @@ use hf_hub::{Cache, CacheRepo, Repo};
 
 use crate::checkpoint::takes_images;
 use crate::fetch::{Place, StorageError};
+use crate::pieces::pieces;
 
 use super::select::{CONFIG, INDEX, OPTIONAL, SINGLE, Weights, gguf_files, is_safe, mmproj_beside, shards, weights};
 
@@ -84,6 +85,12 @@ impl RepoCache {
         path.is_file().then_some(path)
     }
 
+    /// Returns a GGUF file of a commit, if all of its pieces are there.
+    pub(super) fn gguf(&self, commit: &str, name: &str) -> Option<PathBuf> {
+        let is_there = |piece: &String| self.file(commit, piece).is_some();
+        pieces(name).iter().all(is_there).then(|| self.file(commit, name)).flatten()
+    }
+
     pub(super) fn blob(&self, etag: &str) -> PathBuf {
         self.layout.blob_path(etag)
     }
@@ -149,7 +156,8 @@ impl RepoCache {
             models.push((repo.to_owned(), path));
         }
         let files = gguf_files(&self.files(&commit));
-        models.extend(files.iter().map(|file| (format!("{repo}:{file}"), self.snapshot(&commit).join(file))));
+        let complete = files.iter().filter_map(|file| Some((format!("{repo}:{file}"), self.gguf(&commit, file)?)));
+        models.extend(complete);
         models
     }
 

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use crate::config::ConfigError;
 use crate::family::check_architecture;
+use crate::pieces::{first_piece, pieces};
 use crate::progress::Progress;
 use crate::resolve::{HubOptions, Retry};
 
@@ -20,8 +21,7 @@ use cache::{Cached, RepoCache, encoder_mark};
 use client::Client;
 use download::Download;
 use select::{
-    CONFIG, INDEX, OPTIONAL, Weights, gguf_files, is_safe, is_split, mmproj_beside, module_files, of_quant, shards,
-    weights,
+    CONFIG, INDEX, OPTIONAL, Weights, gguf_files, is_safe, mmproj_beside, module_files, of_quant, shards, weights,
 };
 
 pub use error::HubError;
@@ -83,7 +83,9 @@ impl HubRepo<'_> {
                 Cached::Complete(path) if !self.refresh => return Ok(HubModel { path, commit }),
                 Cached::Complete(path) | Cached::Usable(path) => fallback = Some(HubModel { path, commit }),
                 Cached::Incomplete(what) => match gguf_files(&cache.files(&commit)).as_slice() {
-                    [only] => fallback = Some(HubModel { path: cache.snapshot(&commit).join(only), commit }),
+                    [only] if cache.gguf(&commit, only).is_some() => {
+                        fallback = Some(HubModel { path: cache.snapshot(&commit).join(only), commit });
+                    }
                     _ => missing = format!("of commit {commit}, {what} is missing"),
                 },
             }
@@ -98,10 +100,10 @@ impl HubRepo<'_> {
         let mut fallback = None;
         if let Some(commit) = cache.commit_of(self.revision) {
             let name = match choice {
-                GgufChoice::File(name) => is_safe(name).then(|| name.clone()),
+                GgufChoice::File(name) => is_safe(name).then(|| first_piece(name)),
                 choice => self.pick(&cache.files(&commit), choice).ok(),
             };
-            let found = name.and_then(|name| cache.file(&commit, &name).map(|path| (path, name)));
+            let found = name.and_then(|name| cache.gguf(&commit, &name).map(|path| (path, name)));
             match found {
                 Some((path, name)) if !self.refresh && !cache.lacks_encoder(&commit, &name, &path) => {
                     return Ok(HubModel { path, commit });
@@ -225,8 +227,8 @@ impl HubRepo<'_> {
         Ok(HubModel { path, commit })
     }
 
-    /// Returns a GGUF file of a commit, which has the files `names`, and fetches the encoder of its images, if there is
-    /// one.
+    /// Returns a GGUF file of a commit, which has the files `names`, and fetches its other pieces and the encoder of its
+    /// images, if there are any.
     fn fetch_one(
         &self,
         client: &Client<'_>,
@@ -235,7 +237,12 @@ impl HubRepo<'_> {
         name: &str,
     ) -> Result<PathBuf, HubError> {
         let download = Download { client, cache, progress: self.progress, repo: self.repo, commit };
+        let pieces = pieces(name);
+        if let Some(missing) = pieces.iter().find(|piece| !names.contains(piece)) {
+            return Err(self.not_a_model(format!("{missing} is missing among its files")));
+        }
         let path = download.file(name)?;
+        pieces[1..].iter().try_for_each(|piece| download.file(piece).map(drop))?;
         if cache.lacks_encoder(commit, name, &path) {
             match mmproj_beside(names, name) {
                 Some(encoder) => download.file(encoder).map(drop)?,
@@ -249,7 +256,7 @@ impl HubRepo<'_> {
     /// Returns the chosen GGUF file among the files of the repository.
     fn pick(&self, names: &[String], choice: &GgufChoice) -> Result<String, HubError> {
         let name = match choice {
-            GgufChoice::File(name) if names.contains(name) => name.clone(),
+            GgufChoice::File(name) if names.contains(name) => first_piece(name),
             GgufChoice::File(name) => {
                 let available = gguf_files(names);
                 if available.is_empty() {
@@ -264,7 +271,6 @@ impl HubRepo<'_> {
                     [only] => (*only).clone(),
                     [] if available.is_empty() => return Err(self.not_a_model("it has no GGUF file".to_owned())),
                     [] => return Err(self.choose(format!("{} has no GGUF file of {quant}", self.repo), available)),
-                    [first, ..] if is_split(first) => (*first).clone(),
                     several => {
                         let available = several.iter().map(|name| (*name).clone()).collect();
                         return Err(self.choose(format!("{} has several GGUF files of {quant}", self.repo), available));
@@ -272,11 +278,6 @@ impl HubRepo<'_> {
                 }
             }
         };
-        if is_split(&name) {
-            return Err(
-                self.not_a_model(format!("{name} is one piece of a split GGUF file, which is not read: join it"))
-            );
-        }
         Ok(name)
     }
 

@@ -5,6 +5,8 @@ use std::path::{Component, Path};
 
 use serde::Deserialize;
 
+use crate::pieces::{Piece, follows};
+
 /// Index of a sharded checkpoint.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 /// Weights of a checkpoint in one file.
@@ -98,10 +100,11 @@ pub(super) fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
     }
 }
 
-/// Returns the GGUF files that contain a whole language model.
+/// Returns the GGUF files that contain a language model, of several pieces the first.
 pub(super) fn gguf_files(names: &[String]) -> Vec<String> {
     let side_file = |name: &str| is_mmproj(name) || name.to_ascii_lowercase().contains("imatrix");
-    let mut files: Vec<String> = names.iter().filter(|name| is_gguf(name) && !side_file(name)).cloned().collect();
+    let mut files: Vec<String> =
+        names.iter().filter(|name| is_gguf(name) && !side_file(name) && !follows(name)).cloned().collect();
     files.sort();
     files
 }
@@ -120,20 +123,13 @@ pub(crate) fn is_mmproj(name: &str) -> bool {
 /// choice, because every mmproj file of a repository encodes images for all of its models.
 pub(super) fn mmproj_beside<'a>(names: &'a [String], model: &str) -> Option<&'a String> {
     let folder = |name: &str| name.rsplit_once('/').map(|(folder, _)| folder.to_owned());
-    let beside = names.iter().filter(|name| is_mmproj(name) && !is_split(name) && folder(name) == folder(model));
+    let beside =
+        names.iter().filter(|name| is_mmproj(name) && Piece::of(name).is_none() && folder(name) == folder(model));
     let rank = |name: &str| {
         let name = name.to_ascii_lowercase();
         ["bf16", "f16", "f32"].iter().position(|kind| name.contains(kind)).map_or(3, |kind| [1, 0, 2][kind])
     };
     beside.min_by_key(|name| (rank(name), *name))
-}
-
-/// Returns whether a GGUF file is one of several pieces (`-00001-of-00003.gguf`).
-pub(super) fn is_split(name: &str) -> bool {
-    let number = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
-    let stem = name.get(..name.len().saturating_sub(5)).unwrap_or("");
-    let mut parts = stem.rsplitn(4, '-');
-    matches!((parts.next(), parts.next(), parts.next()), (Some(of), Some("of"), Some(nth)) if number(of) && number(nth))
 }
 
 /// Returns the files whose name contains the quantisation `quant` as a word, ignoring case: `Q4_K` does not match
@@ -238,6 +234,12 @@ mod tests {
     }
 
     #[test]
+    fn the_first_piece_stands_for_all() {
+        let files = ["q8/m-00001-of-00002.gguf", "q8/m-00002-of-00002.gguf", "m-Q4_0.gguf"];
+        assert_eq!(gguf_files(&names(&files)), names(&["m-Q4_0.gguf", files[0]]));
+    }
+
+    #[test]
     fn the_encoder_of_a_model_is_in_its_folder() {
         let files =
             names(&["m.gguf", "mmproj-BF16.gguf", "mmproj-F16.gguf", "q8/m.gguf", "q8/mmproj-Q8_0.gguf", "x/m.gguf"]);
@@ -262,13 +264,5 @@ mod tests {
         let found = |with_weights| module_files(&all, with_weights).map(String::as_str).collect::<Vec<_>>();
         assert_eq!(found(true), ["1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"]);
         assert_eq!(found(false), ["1_Pooling/config.json", "2_Dense/config.json"]);
-    }
-
-    #[test]
-    fn split_files_are_known() {
-        assert!(is_split("m-Q4_K_M-00001-of-00003.gguf"));
-        for whole in ["m-Q4_K_M.gguf", "state-of-the-art.gguf", "x.gguf", "of-00003.gguf", ""] {
-            assert!(!is_split(whole), "{whole:?}");
-        }
     }
 }

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use crate::catalog::{CatalogEntry, Source, SourceKind};
 use crate::fetch::{Artifact, ArtifactError};
 use crate::hub::{GgufChoice, HubModel, HubRepo, is_gguf, is_mmproj};
+use crate::pieces::follows;
 use crate::progress::Progress;
 
 use reference::Reference;
@@ -156,12 +157,12 @@ impl From<ArtifactError> for ResolveError {
     }
 }
 
-/// Returns the GGUF files in a folder that contain a model.
+/// Returns the GGUF files in a folder that contain a model, of several pieces the first.
 fn ggufs_in(folder: &Path) -> Vec<PathBuf> {
     let Ok(listing) = std::fs::read_dir(folder) else {
         return Vec::new();
     };
     let files = listing.flatten().map(|entry| entry.path());
-    let is_model = |name: &str| is_gguf(name) && !is_mmproj(name);
+    let is_model = |name: &str| is_gguf(name) && !is_mmproj(name) && !follows(name);
     files.filter(|path| path.is_file() && path.file_name().and_then(OsStr::to_str).is_some_and(is_model)).collect()
 }

@@ -237,14 +237,15 @@ fn redirects_without_end_are_given_up() {
 }
 
 #[test]
-fn pickled_weights_and_split_ggufs_are_refused_with_the_reason() {
+fn pickled_weights_and_ggufs_with_missing_pieces_are_refused_with_the_reason() {
     let hub = Hub::start();
     publish(&hub, COMMIT, &[("config.json", b"{}".to_vec()), ("pytorch_model.bin", content(10))]);
     let machine = Machine::with(&hub);
     assert!(machine.error(REPO).contains("they can run code"));
 
-    publish(&hub, NEWER, &[("m-Q8_0-00001-of-00002.gguf", content(10)), ("m-Q8_0-00002-of-00002.gguf", content(10))]);
-    assert!(machine.error("org/name:Q8_0").contains("one piece of a split GGUF file"));
+    publish(&hub, NEWER, &[("m-Q8_0-00001-of-00002.gguf", content(10)), ("m-Q4_0.gguf", content(10))]);
+    let error = machine.error("org/name:Q8_0");
+    assert!(error.contains("m-Q8_0-00002-of-00002.gguf is missing among its files"), "{error}");
 }
 
 #[test]

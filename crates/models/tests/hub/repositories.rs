@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use octavo_models::progress::Silent;
-use octavo_models::resolve;
+use octavo_models::{Checkpoint, resolve};
 
 use crate::server::Hub;
 use crate::support::*;
@@ -165,6 +165,35 @@ fn a_gguf_file_is_named_by_path_or_by_quantisation() {
     assert!(several.contains("org/name:m-Q4_K_M.gguf"), "{several}");
     let none = machine.error("org/name:Q5_K_M");
     assert!(none.contains("no GGUF file of Q5_K_M") && none.contains("org/name:m-Q4_K_S.gguf"), "{none}");
+}
+
+#[test]
+fn the_pieces_of_a_gguf_file_are_fetched_together() {
+    let pieces = ["q8/model-00001-of-00003.gguf", "q8/model-00002-of-00003.gguf", "q8/model-00003-of-00003.gguf"];
+    let split = |name: &str| {
+        let file = name.rsplit('/').next().unwrap();
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/testdata/llama-gguf-split");
+        std::fs::read(folder.join(file)).unwrap()
+    };
+    let hub = Hub::start();
+    publish(&hub, COMMIT, &pieces.map(|name| (name, split(name))));
+    let mut machine = Machine::with(&hub);
+    let first = machine.repo_folder().join("snapshots").join(COMMIT).join(pieces[0]);
+    for reference in [REPO, "org/name/q8/model-00001-of-00003.gguf", "org/name:q8/model-00003-of-00003.gguf"] {
+        let model = machine.resolve(reference).unwrap();
+        assert_eq!(model.path, first, "{reference}");
+        assert!(Checkpoint::open(&model.path).is_ok());
+    }
+    assert_eq!(hub.count("GET", ".gguf"), 3, "each piece once");
+    machine.options.offline = true;
+    assert_eq!(machine.resolve("org/name:q8/model-00002-of-00003.gguf").unwrap().path, first);
+    let installed = octavo_models::installed(&machine.options);
+    let bytes: usize = pieces.iter().map(|name| split(name).len()).sum();
+    assert_eq!(installed.iter().map(|model| model.bytes).collect::<Vec<_>>(), [bytes as u64]);
+    // Without one of them, the others are no model.
+    std::fs::remove_file(first.with_file_name("model-00002-of-00003.gguf")).unwrap();
+    assert!(machine.resolve("org/name:q8/model-00001-of-00003.gguf").is_err());
+    assert_eq!(octavo_models::installed(&machine.options), []);
 }
 
 #[test]

@@ -17,7 +17,7 @@ const SECOND_FRAME: &str = "v.patch_embd.weight.1";
 
 /// Returns whether a GGUF file is a model whose images an mmproj file encodes. A file that cannot be read is not.
 pub(crate) fn takes_images(path: &Path) -> bool {
-    let Ok(file) = GgufFile::open(path) else { return false };
+    let Ok(file) = GgufFile::open_one(path) else { return false };
     let Ok(Some(architecture)) = file.metadata().str("general.architecture") else { return false };
     Family::of_gguf(architecture).is_ok_and(|family| family.mmproj().is_some())
 }
@@ -109,7 +109,7 @@ fn read(
             "it is no image encoder: its architecture is '{found}', not '{CLIP}'"
         )));
     }
-    let frames = 1 + usize::from(file.tensors().contains_key(SECOND_FRAME));
+    let frames = 1 + usize::from(file.find(SECOND_FRAME).is_some());
     let vision = (reader.vision)(&metadata, frames, model, tokens)?;
     let key = format!("{}.n_deepstack_layers", model.family.gguf_name().unwrap_or_default());
     let (found, needed) = (vision.deepstack_layers.len() as u64, text.metadata().u64(&key)?);
@@ -125,19 +125,20 @@ impl GgufFile {
     /// Returns the convolution over the patches of two frames, which the file stores as one for each. `None` if `name` is
     /// another tensor, or if there is one frame.
     pub(in crate::checkpoint) fn joined_frames(&self, name: &str) -> Result<Option<TensorData<'_>>, WeightError> {
-        let (true, Some((second, bytes))) = (name == PATCHES, self.find(SECOND_FRAME)) else { return Ok(None) };
+        let (true, Some(second)) = (name == PATCHES, self.find(SECOND_FRAME)) else { return Ok(None) };
         let invalid = |reason: &str| WeightError::Invalid { name: SECOND_FRAME.to_owned(), reason: reason.to_owned() };
-        let (first, _) = self.find(PATCHES).ok_or_else(|| WeightError::Missing(PATCHES.to_owned()))?;
+        let found = self.find(PATCHES).ok_or_else(|| WeightError::Missing(PATCHES.to_owned()))?;
+        let first = found.0;
         let (Ok(storage), &[rows, channels, height, width]) = (&first.storage, &first.shape[..]) else {
             return Err(invalid("the convolution is not of four dimensions"));
         };
-        if (&first.shape, &first.storage) != (&second.shape, &second.storage) {
+        if (&first.shape, &first.storage) != (&second.0.shape, &second.0.storage) {
             return Err(invalid("its shape or type is not that of the first frame"));
         }
         // The planes of a channel are whole blocks only if the type has no blocks.
         let plane = storage.bytes_for(1).map(|element| element * height * width);
         let plane = plane.ok_or_else(|| invalid("its type is quantised (supported: F32, F16, BF16)"))?;
-        let frames = [first, second].map(|info| bytes[info.range.clone()].chunks_exact(plane));
+        let frames = [found, second].map(|(info, bytes)| bytes[info.range.clone()].chunks_exact(plane));
         let [first, second] = frames;
         let joined: Vec<u8> = first.zip(second).flat_map(|(first, second)| [first, second].concat()).collect();
         let shape = vec![rows, channels, 2, height, width];

@@ -158,12 +158,19 @@ impl Header {
         Ok(Self { metadata, tensors })
     }
 
+    /// Returns the key-value pairs, and the tensors by name.
+    fn into_parts(self) -> (Metadata, HashMap<String, TensorInfo>) {
+        (self.metadata, self.tensors)
+    }
+
     /// Returns the tensors by name.
+    #[cfg(test)]
     pub(crate) const fn tensors(&self) -> &HashMap<String, TensorInfo> {
         &self.tensors
     }
 
     /// Returns the key-value pairs.
+    #[cfg(test)]
     pub(crate) const fn metadata(&self) -> &Metadata {
         &self.metadata
     }
