@@ -6,6 +6,7 @@ use std::ops::Range;
 use half::{bf16, f16};
 use octavo_ops::{StorageType, TensorData, WeightError};
 
+use super::quantised::QuantisedWeight;
 use super::{Checkpoint, TensorInfo};
 
 /// Number of elements of an MXFP4 block, and size of their codes.
@@ -13,7 +14,7 @@ const BLOCK: usize = 32;
 const CODES: usize = BLOCK / 2;
 
 /// A tensor that is made from others.
-pub(crate) enum Derived {
+pub(crate) enum Derived<'a> {
     /// A tensor of one expert.
     Expert(ExpertTensor),
     /// A matrix of one head.
@@ -22,6 +23,8 @@ pub(crate) enum Derived {
     Difference(RowDifference),
     /// A matrix whose rows are the columns of the named one.
     Transposed(String),
+    /// The weight of a quantised module.
+    Quantised(QuantisedWeight<'a>),
 }
 
 /// A row of a matrix minus another one, in f32.
@@ -98,7 +101,7 @@ pub(crate) struct HeadTensor {
     pub(crate) transposed: bool,
 }
 
-impl Derived {
+impl Derived<'_> {
     /// Returns storage type and shape.
     pub(super) fn describe(&self, checkpoint: &Checkpoint) -> Result<(StorageType, Vec<usize>), WeightError> {
         match self {
@@ -106,6 +109,7 @@ impl Derived {
             Self::Head(tensor) => tensor.describe(checkpoint),
             Self::Difference(rows) => rows.describe(checkpoint),
             Self::Transposed(source) => transposed_shape(checkpoint, source),
+            Self::Quantised(weight) => weight.describe(checkpoint),
         }
     }
 
@@ -116,6 +120,7 @@ impl Derived {
             Self::Head(tensor) => tensor.read(checkpoint),
             Self::Difference(rows) => rows.read(checkpoint),
             Self::Transposed(source) => transposed(checkpoint, source),
+            Self::Quantised(weight) => weight.read(checkpoint),
         }
     }
 }

@@ -8,9 +8,10 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::sentence::Sentence;
-use super::{CheckpointError, GenerationConfig, OpenOptions, TokenizerData};
+use super::{CheckpointError, GenerationConfig, OpenOptions, Quantisation, TokenizerData};
 use crate::config::vectors::{CLASS_TOKEN_IDS, CLASS_TOKENS};
 use crate::config::{ConfigError, Fields, ModelConfig};
+use crate::family::Family;
 
 /// Limits on files read into memory, each far above any published file.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
@@ -72,6 +73,11 @@ impl Texts {
         }
         options.apply(&mut config);
         Ok(config)
+    }
+
+    /// Reads how the weights are quantised.
+    pub(super) fn quantisation(&self, family: &Family) -> Result<Option<Quantisation>, CheckpointError> {
+        Quantisation::read(&Fields::new(&self.config), family).map_err(self.fail(CONFIG))
     }
 
     /// Reads `generation_config.json` and the end-of-sequence ids of `config.json` and of the tokenizer.

@@ -6,6 +6,7 @@ mod gguf;
 mod hf;
 mod mapped;
 mod processor;
+mod quantised;
 mod safetensors;
 mod sentence;
 mod tokenizer;
@@ -26,6 +27,7 @@ pub use tokenizer::{GgufTokenizer, TokenizerData};
 
 pub(crate) use derived::{Derived, ExpertTensor, HeadTensor, Packed, RowDifference};
 pub(crate) use gguf::{MetadataView, takes_images};
+pub(crate) use quantised::Quantisation;
 
 use crate::config::{ConfigError, HeadLayer, ModelConfig, PooledRow, TokenRows, VectorKind};
 use crate::family::Runner;
@@ -161,6 +163,7 @@ enum Files {
     HuggingFace {
         shards: safetensors::Shards,
         texts: Box<hf::Texts>,
+        quantisation: Option<Quantisation>,
     },
     /// A directory whose weights are ignored.
     Dummy {
@@ -220,7 +223,8 @@ impl Checkpoint {
         for folder in &texts.sentence.folders {
             shards.add_module(path, folder)?;
         }
-        let files = Files::HuggingFace { shards, texts: Box::new(texts) };
+        let quantisation = texts.quantisation(config.family)?;
+        let files = Files::HuggingFace { shards, texts: Box::new(texts), quantisation };
         Ok(Self { path: path.to_owned(), files, config, generation, chat_template })
     }
 
@@ -345,6 +349,15 @@ impl Checkpoint {
         })
     }
 
+    /// Returns the name of the method by which the weights of a Hugging Face directory are quantised, as in `quant_method`;
+    /// `None` if they are plain, or quantised in a way that only their family has.
+    pub fn quantisation(&self) -> Option<&'static str> {
+        match &self.files {
+            Files::HuggingFace { quantisation, .. } => quantisation.as_ref().map(Quantisation::name),
+            Files::Gguf { .. } | Files::Dummy { .. } => None,
+        }
+    }
+
     /// Returns whether the checkpoint has tokenizer data.
     pub fn has_tokenizer(&self) -> bool {
         match &self.files {
@@ -388,7 +401,12 @@ impl Checkpoint {
     }
 
     /// Returns how a tensor is made from others, if the file does not have it.
-    fn derived(&self, name: &str) -> Option<Derived> {
+    fn derived(&self, name: &str) -> Option<Derived<'_>> {
+        if let Files::HuggingFace { quantisation: Some(quantisation), .. } = &self.files
+            && let Some(weight) = quantisation.weight(self, name)
+        {
+            return Some(Derived::Quantised(weight));
+        }
         if self.has_tensor(name) || matches!(self.files, Files::Dummy { .. }) {
             return None;
         }

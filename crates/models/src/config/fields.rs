@@ -50,6 +50,16 @@ impl<'a> Fields<'a> {
         self.get(key).map(|value| convert(value).ok_or_else(|| ConfigError::wrong_type(key, expected))).transpose()
     }
 
+    /// Returns the value of a key, if it is there.
+    pub(crate) fn value(&self, key: &str) -> Option<&'a Value> {
+        self.get(key)
+    }
+
+    /// Returns the keys whose values are objects, with them.
+    pub(crate) fn objects(&self) -> impl Iterator<Item = (&'a str, Fields<'a>)> + use<'a> {
+        self.0.iter().filter_map(|(key, value)| Some((key.as_str(), Fields(value.as_object()?))))
+    }
+
     /// Returns a size or count.
     pub(crate) fn usize(&self, key: &str) -> Result<Option<usize>, ConfigError> {
         self.typed(key, "a non-negative integer", |v| v.as_u64().and_then(|n| usize::try_from(n).ok()))

@@ -238,7 +238,7 @@ fn routing(keys: &Keys<'_>, experts: ExpertsConfig) -> Result<ExpertsConfig, Con
 }
 
 /// Returns the matrix of one head, `STEM.kv_b_proj.HEAD.(k|v).weight`, as a part of that of all heads.
-fn derived(checkpoint: &Checkpoint, name: &str) -> Option<Derived> {
+fn derived(checkpoint: &Checkpoint, name: &str) -> Option<Derived<'static>> {
     const TENSOR: &str = "kv_b_proj.";
     let attention = &checkpoint.config().layers.first()?.attention;
     let latent = attention.latent?;

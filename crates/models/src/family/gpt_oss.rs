@@ -78,7 +78,7 @@ fn complete(config: &mut ModelConfig, experts: ExpertsConfig, intermediate_size:
 }
 
 /// Returns the tensor of one expert, `STEM.experts.N.PROJECTION.KIND`, as a part of those of all experts.
-fn derived(checkpoint: &Checkpoint, name: &str) -> Option<Derived> {
+fn derived(checkpoint: &Checkpoint, name: &str) -> Option<Derived<'static>> {
     let (stem, rest) = name.split_once(".experts.")?;
     let (slab, rest) = rest.split_once('.')?;
     let (projection, kind) = rest.split_once('.')?;

@@ -27,7 +27,7 @@ use std::fmt;
 use octavo_ops::Program;
 use serde_json::Value;
 
-use crate::checkpoint::{Checkpoint, Derived, MetadataView, ProcessorRules};
+use crate::checkpoint::{Checkpoint, Derived, MetadataView, ProcessorRules, Quantisation};
 use crate::config::vectors::{SentenceModules, VectorReader};
 use crate::config::{CLIP, ConfigError, Fields, ImageTokens, Keys, ModelConfig, VisionConfig, hf};
 use crate::program::ModelError;
@@ -83,9 +83,9 @@ pub struct Family {
 /// A layout of tensors that only one family has.
 pub(crate) struct OwnLayout {
     /// Name in `quant_method`, if the tensors are quantised.
-    method: Option<&'static str>,
+    pub(crate) method: Option<&'static str>,
     /// Returns how a tensor that the file does not have is made from others.
-    pub(crate) derived: fn(&Checkpoint, &str) -> Option<Derived>,
+    pub(crate) derived: fn(&Checkpoint, &str) -> Option<Derived<'static>>,
 }
 
 /// A family's GGUF files.
@@ -192,7 +192,7 @@ impl ModelConfig {
         let name = fields.str("model_type")?.ok_or_else(|| ConfigError::missing("model_type"))?;
         let family = Family::of_model_type(name)?;
         let task = task(fields, family, modules.is_some(), runner)?;
-        check_quantization(fields, family)?;
+        Quantisation::read(fields, family)?;
         let mut config = (family.hf)(fields)?;
         let reader = family.vectors.as_ref().unwrap_or(&VectorReader::DECODER);
         config.vectors = match task {
@@ -260,17 +260,4 @@ fn task(fields: &Fields<'_>, family: &Family, has_modules: bool, runner: Runner)
         _ if is_known => Ok(Task::Generate),
         _ => Err(ConfigError::Unsupported(format!("a model of class {}", classes.join(", ").escape_debug()))),
     }
-}
-
-/// Refuses weights quantised in a format of their own.
-fn check_quantization(fields: &Fields<'_>, family: &Family) -> Result<(), ConfigError> {
-    if let Some(quantization) = fields.object("quantization_config")? {
-        let method = quantization.str("quant_method")?.unwrap_or("unknown");
-        if family.layout.as_ref().is_some_and(|layout| layout.method == Some(method)) {
-            return Ok(());
-        }
-        let method = method.escape_debug();
-        return Err(ConfigError::Unsupported(format!("the quantisation method '{method}' of this checkpoint")));
-    }
-    Ok(())
 }

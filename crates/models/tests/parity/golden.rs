@@ -41,7 +41,7 @@ fn run(session: &mut Session, ids: &[u32], chunks: &[usize]) -> Vec<f32> {
     logits
 }
 
-fn check(name: &str) {
+pub(crate) fn check(name: &str) {
     let golden = Golden::read(name);
     let checkpoint = checkpoint(name);
     let vocab = checkpoint.config().vocab_size;

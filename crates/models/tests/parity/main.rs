@@ -8,6 +8,7 @@ mod dequantise;
 mod embedding;
 mod golden;
 mod images;
+mod quantised;
 mod real;
 mod support;
 mod vectors;

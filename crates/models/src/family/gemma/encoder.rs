@@ -72,7 +72,7 @@ fn has_old_names(checkpoint: &Checkpoint, config: &VisionConfig) -> bool {
 }
 
 /// Returns how a tensor that the files do not have is made from others.
-pub(super) fn derived(checkpoint: &Checkpoint, name: &str) -> Option<Derived> {
+pub(super) fn derived(checkpoint: &Checkpoint, name: &str) -> Option<Derived<'static>> {
     let is_projection = name.strip_suffix(".weight") == Some(PROJECTION);
     let source = PROJECTION_SOURCES.into_iter().filter(|_| is_projection).find(|name| checkpoint.has_tensor(name))?;
     Some(Derived::Transposed(source.to_owned()))

@@ -1,0 +1,174 @@
+//! The quantisation that a `config.json` describes.
+
+use serde_json::Value;
+
+use crate::config::{ConfigError, Fields};
+use crate::family::Family;
+
+/// How the weights of a Hugging Face directory are quantised.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Quantisation {
+    Gptq(Gptq),
+    Awq {
+        /// Whether there are no zero points.
+        symmetric: bool,
+    },
+    /// FP8 (E4M3), as DeepSeek and Qwen publish it.
+    Float8(Float8),
+    CompressedTensors(Float8),
+    BitsAndBytes,
+}
+
+/// Settings of GPTQ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Gptq {
+    pub(super) bits: u32,
+    /// Whether every zero point is the middle of the range, whatever is stored.
+    pub(super) symmetric: bool,
+    /// Whether zero points are stored less 1: the first version of the format.
+    pub(super) less_one: bool,
+}
+
+/// Settings of FP8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Float8 {
+    /// Rows and columns with one scale, if scales are by block.
+    pub(super) block: [usize; 2],
+}
+
+/// Size of a block if it is omitted.
+const BLOCK: [usize; 2] = [128, 128];
+
+impl Quantisation {
+    /// Reads the configuration; `None` if the weights are plain, or if the family has its own layout of them.
+    ///
+    /// # Errors
+    /// Returns an error that names the method or the setting which is not supported.
+    pub(crate) fn read(fields: &Fields<'_>, family: &Family) -> Result<Option<Self>, ConfigError> {
+        let text = fields.object("text_config")?;
+        let within = |key: &str| text.map(|text| text.object(key)).transpose().map(Option::flatten);
+        let found = match fields.object("quantization_config")? {
+            Some(found) => Some(found),
+            None => within("quantization_config")?.or(fields.object("compression_config")?),
+        };
+        let Some(found) = found else { return Ok(None) };
+        let method = found.str("quant_method")?.unwrap_or("unknown");
+        if family.layout.as_ref().is_some_and(|layout| layout.method == Some(method)) {
+            return Ok(None);
+        }
+        Ok(Some(match method {
+            "gptq" => Self::Gptq(gptq(&found)?),
+            "awq" => awq(&found)?,
+            "fp8" => Self::Float8(float8(&found)?),
+            "compressed-tensors" => Self::CompressedTensors(compressed_tensors(&found)?),
+            "bitsandbytes" => Self::BitsAndBytes,
+            other => {
+                return Err(ConfigError::Unsupported(format!(
+                    "the quantisation method '{}' of this checkpoint (supported: gptq, awq, fp8, compressed-tensors, \
+                     bitsandbytes)",
+                    other.escape_debug()
+                )));
+            }
+        }))
+    }
+
+    /// Returns the name in `quant_method`.
+    pub(crate) const fn name(&self) -> &'static str {
+        match self {
+            Self::Gptq(_) => "gptq",
+            Self::Awq { .. } => "awq",
+            Self::Float8(_) => "fp8",
+            Self::CompressedTensors(_) => "compressed-tensors",
+            Self::BitsAndBytes => "bitsandbytes",
+        }
+    }
+}
+
+fn unsupported(method: &str, setting: &str, value: &str) -> ConfigError {
+    ConfigError::Unsupported(format!("{method} with '{setting}': {}", value.escape_debug()))
+}
+
+fn gptq(fields: &Fields<'_>) -> Result<Gptq, ConfigError> {
+    const METHOD: &str = "GPTQ";
+    let bits = fields.required("bits")?;
+    if !matches!(bits, 2 | 4 | 8) {
+        return Err(unsupported(METHOD, "bits", &bits.to_string()));
+    }
+    let format = fields.str("checkpoint_format")?.or(fields.str("format")?).unwrap_or("gptq");
+    if !matches!(format, "gptq" | "gptq_v2") {
+        return Err(unsupported(METHOD, "checkpoint_format", format));
+    }
+    if fields.object("dynamic")?.is_some_and(|modules| modules.len() > 0) {
+        return Err(ConfigError::Unsupported("GPTQ with settings by module ('dynamic')".into()));
+    }
+    let symmetric = fields.bool("sym")?.unwrap_or(true);
+    Ok(Gptq { bits: bits as u32, symmetric, less_one: format == "gptq" })
+}
+
+fn awq(fields: &Fields<'_>) -> Result<Quantisation, ConfigError> {
+    const METHOD: &str = "AWQ";
+    let bits = fields.usize("bits")?.or(fields.usize("w_bit")?).unwrap_or(4);
+    if bits != 4 {
+        return Err(unsupported(METHOD, "bits", &bits.to_string()));
+    }
+    let version = fields.str("version")?.unwrap_or("gemm");
+    if !version.eq_ignore_ascii_case("gemm") {
+        return Err(unsupported(METHOD, "version", version));
+    }
+    Ok(Quantisation::Awq { symmetric: !fields.bool("zero_point")?.unwrap_or(true) })
+}
+
+fn float8(fields: &Fields<'_>) -> Result<Float8, ConfigError> {
+    let format = fields.str("fmt")?.unwrap_or("e4m3");
+    if format != "e4m3" {
+        return Err(unsupported("FP8", "fmt", format));
+    }
+    block(fields.usizes("weight_block_size")?)
+}
+
+fn block(found: Option<Vec<usize>>) -> Result<Float8, ConfigError> {
+    match found.as_deref() {
+        None => Ok(Float8 { block: BLOCK }),
+        Some(&[rows, cols]) if rows > 0 && cols > 0 => Ok(Float8 { block: [rows, cols] }),
+        Some(other) => Err(ConfigError::Invalid(format!("{other:?} is no size of a block of weights"))),
+    }
+}
+
+fn compressed_tensors(fields: &Fields<'_>) -> Result<Float8, ConfigError> {
+    const METHOD: &str = "compressed-tensors";
+    const FORMATS: [&str; 5] =
+        ["pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision"];
+    let known = |format: &&str| FORMATS.contains(format);
+    if let Some(format) = fields.str("format")?.filter(|format| !known(format)) {
+        return Err(unsupported(METHOD, "format", format));
+    }
+    if let Some(sparsity) = fields.object("sparsity_config")?.filter(|sparsity| sparsity.len() > 0) {
+        let format = sparsity.str("format")?.unwrap_or("unknown");
+        if format != "dense" {
+            return Err(unsupported(METHOD, "sparsity_config", format));
+        }
+    }
+    if fields.object("transform_config")?.is_some_and(|transforms| transforms.len() > 0) {
+        return Err(ConfigError::Unsupported("compressed-tensors with 'transform_config'".into()));
+    }
+    let mut size = None;
+    let Some(groups) = fields.object("config_groups")? else { return block(None) };
+    for (_, group) in groups.objects() {
+        if let Some(format) = group.str("format")?.filter(|format| !known(format)) {
+            return Err(unsupported(METHOD, "format", format));
+        }
+        if let Some(weights) = group.object("weights")? {
+            size = size.or(weights.value("block_structure").and_then(structure));
+        }
+    }
+    block(size)
+}
+
+/// Reads `[128, 128]` or `"128x128"`.
+fn structure(value: &Value) -> Option<Vec<usize>> {
+    match value {
+        Value::String(text) => text.split('x').map(|part| part.trim().parse().ok()).collect(),
+        Value::Array(items) => items.iter().map(|item| item.as_u64().map(|n| n as usize)).collect(),
+        _ => None,
+    }
+}

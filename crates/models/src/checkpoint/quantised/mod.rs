@@ -1,0 +1,88 @@
+//! Weights of Hugging Face directories that are quantised by GPTQ, AWQ, FP8, compressed-tensors or bitsandbytes.
+//!
+//! A quantised module `P` has tensors such as `P.qweight` and `P.scales` in the place of `P.weight`. They are read under the
+//! name `P.weight`. Where a storage type holds the same values (4 or 8 bits with scales that are exact in f16), the tensor
+//! has that type and stays packed. Everything else is read as f32, in which the values of all these formats are exact.
+
+mod config;
+mod float8;
+mod integers;
+mod nf4;
+mod tensors;
+
+use octavo_ops::{StorageType, TensorData, WeightError};
+
+pub(crate) use config::Quantisation;
+
+use super::Checkpoint;
+use integers::Integers;
+
+/// A quantised matrix `[rows, cols]`.
+enum Matrix {
+    /// Integers with scales.
+    Integers(Integers),
+    /// Values in f32.
+    Values { rows: usize, cols: usize, values: Vec<f32> },
+}
+
+/// The weight of a quantised module.
+pub(crate) struct QuantisedWeight<'a> {
+    quantisation: &'a Quantisation,
+    module: String,
+}
+
+impl Quantisation {
+    /// Returns the weight that a tensor's name stands for, if the file has that of a quantised module.
+    pub(super) fn weight(&self, checkpoint: &Checkpoint, name: &str) -> Option<QuantisedWeight<'_>> {
+        let module = name.strip_suffix(".weight")?;
+        let dtype = || checkpoint.find(name).and_then(|(info, _)| info.storage.as_ref().err()).map(String::as_str);
+        let has = |suffix: &str| checkpoint.has_tensor(&format!("{module}.{suffix}"));
+        let is_quantised = match self {
+            Self::Gptq(_) | Self::Awq { .. } => has("qweight"),
+            Self::Float8(_) => dtype() == Some(tensors::F8_E4M3),
+            Self::CompressedTensors(_) => {
+                has("weight_packed") || matches!(dtype(), Some(tensors::I8 | tensors::F8_E4M3))
+            }
+            Self::BitsAndBytes => has("weight.absmax") || has("SCB"),
+        };
+        is_quantised.then(|| QuantisedWeight { quantisation: self, module: module.to_owned() })
+    }
+}
+
+impl QuantisedWeight<'_> {
+    /// Returns storage type and shape.
+    pub(super) fn describe(&self, checkpoint: &Checkpoint) -> Result<(StorageType, Vec<usize>), WeightError> {
+        Ok(match self.matrix(checkpoint, false)? {
+            Matrix::Integers(integers) => (integers.storage(), vec![integers.rows, integers.cols]),
+            Matrix::Values { rows, cols, .. } => (StorageType::F32, vec![rows, cols]),
+        })
+    }
+
+    /// Reads the tensor.
+    pub(super) fn read(&self, checkpoint: &Checkpoint) -> Result<TensorData<'static>, WeightError> {
+        match self.matrix(checkpoint, true)? {
+            Matrix::Integers(integers) => Ok(integers.into_tensor()),
+            Matrix::Values { rows, cols, values } => {
+                let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>();
+                Ok(TensorData { storage: StorageType::F32, shape: vec![rows, cols], bytes: bytes.into() })
+            }
+        }
+    }
+
+    /// Reads the module; its shape and scales if no `values` are asked for.
+    fn matrix(&self, checkpoint: &Checkpoint, values: bool) -> Result<Matrix, WeightError> {
+        let module = tensors::Module { checkpoint, name: &self.module };
+        match self.quantisation {
+            Quantisation::Gptq(config) => integers::gptq(&module, *config, values).map(Matrix::Integers),
+            Quantisation::Awq { symmetric } => integers::awq(&module, *symmetric, values).map(Matrix::Integers),
+            Quantisation::Float8(config) => float8::read(&module, *config, values),
+            Quantisation::CompressedTensors(config) => match module.dtype("weight") {
+                Some(tensors::F8_E4M3) => float8::read(&module, *config, values),
+                Some(_) => integers::int8(&module, values).map(Matrix::Integers),
+                None => integers::packed(&module, values).map(Matrix::Integers),
+            },
+            Quantisation::BitsAndBytes if module.has("SCB") => nf4::int8(&module, values),
+            Quantisation::BitsAndBytes => nf4::read(&module, values),
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! Compares quantised checkpoints with the values that their own packages read, and with PyTorch's logits for these values.
+
+use octavo_models::Checkpoint;
+use octavo_ops::{StorageType, WeightSource};
+use safetensors::SafeTensors;
+
+use crate::dequantise::read;
+use crate::golden::check;
+use crate::support::{checkpoint, testdata, words};
+
+/// Every folder, with the storage type of its weights: those that are no integers with exact scales become f32.
+const FOLDERS: [(&str, StorageType); 14] = [
+    ("gptq", StorageType::Q4_0),
+    ("gptq-8", StorageType::Q8_0),
+    ("gptq-zeros", StorageType::F32),
+    ("gptq-order", StorageType::F32),
+    ("awq", StorageType::F32),
+    ("fp8", StorageType::F32),
+    ("fp8-block", StorageType::F32),
+    ("pack-quantized", StorageType::Q4_0),
+    ("pack-quantized-zeros", StorageType::F32),
+    ("int-quantized", StorageType::Q8_0),
+    ("float-quantized", StorageType::F32),
+    ("nf4", StorageType::F32),
+    ("nf4-nested", StorageType::F32),
+    ("int8", StorageType::F32),
+];
+
+#[test]
+fn weights_are_those_of_the_packages() {
+    for (name, storage) in FOLDERS {
+        let checkpoint: Checkpoint = checkpoint(&format!("quantised/{name}"));
+        let file = std::fs::read(testdata(&format!("quantised/{name}/expected.safetensors"))).unwrap();
+        let file = SafeTensors::deserialize(&file).unwrap();
+        assert_eq!(file.len(), 2);
+        for module in file.names() {
+            let expected = words(&file, module, f32::from_le_bytes);
+            let found = checkpoint.tensor(&format!("{module}.weight")).unwrap();
+            assert_eq!(
+                (found.storage, found.shape.as_slice()),
+                (storage, file.tensor(module).unwrap().shape()),
+                "{name}"
+            );
+            let values = read(found.storage, &found.bytes, expected.len());
+            let differs = values.iter().zip(&expected).position(|(found, expected)| found != expected);
+            assert_eq!(differs, None, "{name}, {module}");
+        }
+        println!("{name}: {storage}, exact");
+    }
+}
+
+#[test]
+fn logits_are_those_of_pytorch() {
+    FOLDERS.into_iter().for_each(|(name, _)| check(&format!("quantised/{name}")));
+}
