@@ -40,13 +40,14 @@ def main():
 
 
 def write(folder, quantise, settings, seed):
+    """Writes a model. One of a mixture has plain keys."""
     fresh(folder)
     config = LlamaConfig(**(COMMON | dict(num_hidden_layers=1, intermediate_size=128)), rope_parameters=rope())
     model = new_model(config)
     stored, plain = {}, {}
     for name, value in draw(model, seed).items():
         module = name.removesuffix(".weight")
-        if module.endswith("_proj"):
+        if module.endswith("_proj") and not (folder.name.endswith("mixed") and module.endswith("k_proj")):
             tensors, weight = quantise(torch.from_numpy(value))
             stored |= {f"{module}.{suffix}": tensor.contiguous() for suffix, tensor in tensors.items()}
             plain[name] = weight.float().numpy()
@@ -198,6 +199,7 @@ METHODS = {
     "gptq-8": (gptq(bits=8, version=2), GPTQ | dict(bits=8, sym=True, desc_act=False, checkpoint_format="gptq_v2")),
     "gptq-zeros": (gptq(sym=False), GPTQ | dict(bits=4, sym=False, desc_act=False, checkpoint_format="gptq")),
     "gptq-order": (gptq(act_order=True), GPTQ | dict(bits=4, sym=True, desc_act=True)),
+    "gptq-mixed": (gptq(), GPTQ | dict(bits=4, sym=True, desc_act=False)),
     "awq": (awq, AWQ),
     "fp8-block": (fp8((40, 24)), dict(quant_method="fp8", activation_scheme="dynamic", fmt="e4m3", weight_block_size=[40, 24])),
     "fp8": (fp8(None), dict(quant_method="fp8", activation_scheme="static")),

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use octavo_models::{
@@ -253,6 +254,64 @@ fn the_image_processor_of_gemma_3_is_read() {
     }
 }
 
+/// Writes a checkpoint with some tensors changed.
+fn with_tensors(copy: &Copy, change: impl Fn(&mut BTreeMap<String, (safetensors::Dtype, Vec<usize>, Vec<u8>)>)) {
+    let file = std::fs::read(copy.path("model.safetensors")).unwrap();
+    let read = safetensors::SafeTensors::deserialize(&file).unwrap();
+    let owned = |(name, view): (String, safetensors::tensor::TensorView<'_>)| {
+        (name, (view.dtype(), view.shape().to_vec(), view.data().to_vec()))
+    };
+    let mut tensors = read.tensors().into_iter().map(owned).collect();
+    change(&mut tensors);
+    let views = tensors.iter().map(|(name, (dtype, shape, data))| {
+        (name, safetensors::tensor::TensorView::new(*dtype, shape.clone(), data).unwrap())
+    });
+    copy.write("model.safetensors", safetensors::serialize(views, None).unwrap());
+}
+
+#[test]
+fn damaged_modules_of_quantised_weights_are_named() {
+    const Q: &str = "model.layers.0.self_attn.q_proj";
+    let error = |name: &str, suffix: &str, shape: Option<&[usize]>| {
+        let copy = Copy::of(&format!("quantised/{name}"));
+        with_tensors(&copy, |tensors| {
+            let key = format!("{Q}.{suffix}");
+            let (dtype, _, data) = tensors.remove(&key).unwrap();
+            if let Some(shape) = shape {
+                let bytes = shape.iter().product::<usize>() * dtype.bitsize() / 8;
+                tensors.insert(key, (dtype, shape.to_vec(), data[..bytes].to_vec()));
+            }
+        });
+        match build_program(&copy.open().unwrap()) {
+            Err(error) => error.to_string(),
+            Ok(program) => {
+                let checkpoint = copy.open().unwrap();
+                let parts = program.weights.iter().flat_map(|weight| &weight.parts);
+                let error = parts.into_iter().find_map(|part| checkpoint.tensor(&part.tensor).err());
+                error.expect("the module is damaged").to_string()
+            }
+        }
+    };
+    for (name, suffix, shape, words) in [
+        ("gptq", "scales", None, "q_proj.scales"),
+        ("gptq", "scales", Some(&[1, 64][..]), "its 1 groups are not those of the inputs"),
+        ("gptq", "g_idx", Some(&[60][..]), "are not those of the inputs"),
+        ("gptq", "qweight", Some(&[512][..]), "is not that of a matrix"),
+        ("gptq-zeros", "qzeros", Some(&[1, 8][..]), "do not fit"),
+        ("awq", "qzeros", None, "q_proj.qzeros"),
+        ("fp8-block", "weight_scale_inv", Some(&[1, 2][..]), "does not fit a weight of 64 x 64"),
+        ("pack-quantized", "weight_scale", Some(&[32, 2][..]), "do not fit"),
+        ("pack-quantized", "weight_shape", None, "weight_shape"),
+        ("int-quantized", "weight_scale", Some(&[32, 1][..]), "do not fit"),
+        ("nf4", "weight.absmax", Some(&[32][..]), "does not fit the codes"),
+        ("nf4", "weight.quant_map", None, "quant_map"),
+        ("int8", "SCB", Some(&[32][..]), "32 elements for 64 rows"),
+    ] {
+        let error = error(name, suffix, shape);
+        assert!(error.contains(words), "{name}, {suffix}: {error}");
+    }
+}
+
 #[test]
 fn a_gguf_file_in_pieces_is_that_file() {
     let whole = Checkpoint::open(&testdata("llama-gguf").join("model.gguf")).unwrap();
@@ -485,7 +544,7 @@ fn hostile_configurations_are_refused() {
         ),
         ("model_type", Value::Null, "'model_type' is missing"),
         ("architectures", json!(["Qwen2ForTokenClassification"]), "Qwen2ForTokenClassification"),
-        ("quantization_config", json!({"quant_method": "gptq"}), "'gptq'"),
+        ("quantization_config", json!({"quant_method": "quark"}), "'quark'"),
     ];
     for (key, value, words) in cases {
         let copy = Copy::of("qwen2");

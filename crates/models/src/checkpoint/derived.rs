@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use half::{bf16, f16};
-use octavo_ops::{StorageType, TensorData, WeightError};
+use octavo_ops::{StorageType, TensorData, WeightError, WeightSource};
 
 use super::quantised::QuantisedWeight;
 use super::{Checkpoint, TensorInfo};
@@ -143,28 +143,29 @@ fn transposed<'a>(checkpoint: &'a Checkpoint, source: &str) -> Result<TensorData
 impl HeadTensor {
     fn describe(&self, checkpoint: &Checkpoint) -> Result<(StorageType, Vec<usize>), WeightError> {
         let Self { source, heads, head, rows, transposed } = self;
-        let info = find(checkpoint, source)?.0;
-        let cols = match info.shape[..] {
+        let (storage, shape) = checkpoint.describe(source, &[])?;
+        let cols = match shape[..] {
             [all, cols] if head < heads && all.is_multiple_of(*heads) && rows.end <= all / heads => cols,
             _ => {
-                let reason = format!("its shape {:?} is not that of {heads} heads with these rows", info.shape);
+                let reason = format!("its shape {shape:?} is not that of {heads} heads with these rows");
                 return Err(invalid(source, reason));
             }
         };
         let shape = if *transposed { vec![cols, rows.len()] } else { vec![rows.len(), cols] };
-        Ok((storage(source, info)?, shape))
+        Ok((plain(source, storage)?, shape))
     }
 
     fn read<'a>(&self, checkpoint: &'a Checkpoint) -> Result<TensorData<'a>, WeightError> {
         let (storage, shape) = self.describe(checkpoint)?;
-        let (info, file) = find(checkpoint, &self.source)?;
-        let (all, cols) = (info.shape[0], info.shape[1]);
+        let whole = checkpoint.tensor(&self.source)?;
+        let (all, cols) = (whole.shape[0], whole.shape[1]);
         let row = cols * storage.block_bytes();
-        let first = all / self.heads * self.head + self.rows.start;
-        let bytes = &file[info.range.clone()][first * row..][..self.rows.len() * row];
-        let bytes = match self.transposed {
-            true => Cow::Owned(columns(bytes, storage.block_bytes(), self.rows.len(), 0, 1)),
-            false => Cow::Borrowed(bytes),
+        let first = (all / self.heads * self.head + self.rows.start) * row;
+        let range = first..first + self.rows.len() * row;
+        let bytes = match (self.transposed, whole.bytes) {
+            (true, bytes) => Cow::Owned(columns(&bytes[range], storage.block_bytes(), self.rows.len(), 0, 1)),
+            (false, Cow::Borrowed(bytes)) => Cow::Borrowed(&bytes[range]),
+            (false, Cow::Owned(bytes)) => Cow::Owned(bytes[range].to_vec()),
         };
         Ok(TensorData { storage, shape, bytes })
     }
@@ -270,7 +271,11 @@ fn find<'a>(checkpoint: &'a Checkpoint, name: &str) -> Result<(&'a TensorInfo, &
 
 /// Returns the storage type of a tensor of plain numbers.
 fn storage(name: &str, info: &TensorInfo) -> Result<StorageType, WeightError> {
-    let storage = info.storage.clone().map_err(|dtype| super::unsupported(name, &dtype))?;
+    plain(name, info.storage.clone().map_err(|dtype| super::unsupported(name, &dtype))?)
+}
+
+/// Returns a storage type if it is one of plain numbers.
+fn plain(name: &str, storage: StorageType) -> Result<StorageType, WeightError> {
     match storage.block_elements() {
         1 => Ok(storage),
         _ => Err(invalid(name, format!("it is stored as {storage}, expected plain numbers"))),

@@ -75,6 +75,11 @@ impl Texts {
         Ok(config)
     }
 
+    /// Returns whether the weights are quantised in some way.
+    pub(super) fn is_quantised(&self) -> bool {
+        self.config.get("quantization_config").is_some_and(Value::is_object)
+    }
+
     /// Reads how the weights are quantised.
     pub(super) fn quantisation(&self, family: &Family) -> Result<Option<Quantisation>, CheckpointError> {
         Quantisation::read(&Fields::new(&self.config), family).map_err(self.fail(CONFIG))

@@ -349,12 +349,14 @@ impl Checkpoint {
         })
     }
 
-    /// Returns the name of the method by which the weights of a Hugging Face directory are quantised, as in `quant_method`;
-    /// `None` if they are plain, or quantised in a way that only their family has.
+    /// Returns the name of the method by which the weights of a Hugging Face directory are quantised, as in `quant_method`.
     pub fn quantisation(&self) -> Option<&'static str> {
         match &self.files {
-            Files::HuggingFace { quantisation, .. } => quantisation.as_ref().map(Quantisation::name),
-            Files::Gguf { .. } | Files::Dummy { .. } => None,
+            Files::HuggingFace { quantisation: Some(quantisation), .. } => Some(quantisation.name()),
+            Files::HuggingFace { quantisation: None, texts, .. } if texts.is_quantised() => {
+                self.config.family.layout.as_ref()?.method
+            }
+            _ => None,
         }
     }
 

@@ -337,7 +337,7 @@ fn variants_of_deepseek_that_are_not_served_are_named() {
     assert_eq!(error(json!({"topk_method": "group_limited_greedy"})), "'n_group' is missing");
     assert!(error(json!({"head_dim": 32})).contains("32 elements, but 64 of a head are rotated"));
     assert!(error(json!({"kv_lora_rank": 0})).contains("the rank of the keys and values"));
-    assert!(error(json!({"quantization_config": {"quant_method": "fp8"}})).contains("'fp8'"));
+    assert!(error(json!({"quantization_config": {"quant_method": "quark"}})).contains("'quark'"));
     let missing = read(minimal("deepseek_v2", json!({}))).unwrap_err().to_string();
     assert_eq!(missing, "'num_experts_per_tok' is missing");
 }
@@ -359,5 +359,39 @@ fn gpt_oss_has_sinks_windows_and_biases() {
         read(config)
     };
     assert!(quantised("mxfp4").is_ok());
-    assert!(quantised("awq").unwrap_err().to_string().contains("'awq'"));
+    assert!(quantised("quark").unwrap_err().to_string().contains("'quark'"));
+}
+
+#[test]
+fn settings_of_quantised_weights_that_are_not_supported_are_named() {
+    let quantised = |config: Value| read(minimal("llama", json!({"quantization_config": config})));
+    for config in [
+        json!({"quant_method": "gptq", "bits": 4, "sym": true, "dynamic": {}}),
+        json!({"quant_method": "awq", "w_bit": 4, "version": "GEMM"}),
+        json!({"quant_method": "fp8", "weight_block_size": [128, 128]}),
+        json!({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"block_structure": "128x128"}}}}),
+        json!({"quant_method": "bitsandbytes", "load_in_4bit": true}),
+    ] {
+        assert!(quantised(config.clone()).is_ok(), "{config}");
+    }
+    for (config, words) in [
+        (json!({"quant_method": "hqq"}), "'hqq' of this checkpoint (supported: gptq, awq, fp8"),
+        (json!({"quant_method": "gptq"}), "'bits' is missing"),
+        (json!({"quant_method": "gptq", "bits": 3}), "GPTQ with 'bits': 3"),
+        (json!({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}), "'checkpoint_format': marlin"),
+        (json!({"quant_method": "gptq", "bits": 4, "dynamic": {"-:lm_head": {}}}), "settings by module ('dynamic')"),
+        (json!({"quant_method": "awq", "version": "gemv"}), "AWQ with 'version': gemv"),
+        (json!({"quant_method": "awq", "bits": 8}), "AWQ with 'bits': 8"),
+        (json!({"quant_method": "fp8", "fmt": "e5m2"}), "FP8 with 'fmt': e5m2"),
+        (json!({"quant_method": "fp8", "weight_block_size": [0, 128]}), "no size of a block"),
+        (json!({"quant_method": "compressed-tensors", "format": "marlin-24"}), "'format': marlin-24"),
+        (json!({"quant_method": "compressed-tensors", "transform_config": {"a": 1}}), "'transform_config'"),
+        (
+            json!({"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse"}}),
+            "'sparsity_config': sparse",
+        ),
+    ] {
+        let error = quantised(config.clone()).unwrap_err().to_string();
+        assert!(error.contains(words), "{config}: {error}");
+    }
 }

@@ -9,11 +9,12 @@ use crate::golden::check;
 use crate::support::{checkpoint, testdata, words};
 
 /// Every folder, with the storage type of its weights: those that are no integers with exact scales become f32.
-const FOLDERS: [(&str, StorageType); 14] = [
+const FOLDERS: [(&str, StorageType); 15] = [
     ("gptq", StorageType::Q4_0),
     ("gptq-8", StorageType::Q8_0),
     ("gptq-zeros", StorageType::F32),
     ("gptq-order", StorageType::F32),
+    ("gptq-mixed", StorageType::Q4_0),
     ("awq", StorageType::F32),
     ("fp8", StorageType::F32),
     ("fp8-block", StorageType::F32),

@@ -12,7 +12,7 @@ use crate::cli::compat::CompatArgs;
 use crate::cli::media::MediaArgs;
 use crate::cli::values::{
     self, Bound, ContentFormat, Device, Dtype, GenerationSource, JsonObject, LoadFormat, LogFormat, MaxModelLen,
-    Policy, TracedModule,
+    Policy, Quantization, TracedModule,
 };
 use crate::cli::vectors::VectorArgs;
 
@@ -88,6 +88,10 @@ pub(crate) struct ModelArgs {
     /// enough, and of a hub's model no weights are fetched.
     #[arg(long, value_parser = values::load_format, default_value = "auto", value_name = "FORMAT")]
     pub(crate) load_format: LoadFormat,
+
+    /// How the weights are quantised: the checkpoint says so itself, and another name than its own is an error.
+    #[arg(long, value_parser = values::quantization, value_name = "METHOD")]
+    pub(crate) quantization: Option<Quantization>,
 
     /// Names of the model in the API [default: the model as given].
     ///

@@ -255,6 +255,7 @@ fn unserved_flags_warn_or_refuse() {
         vec!["--no-enable-lora"],
         vec!["-q", "gguf"],
         vec!["-q", "mxfp4"],
+        vec!["-q", "awq_marlin"],
         vec!["--load-format", "auto"],
     ] {
         assert!(check(&line).unwrap().is_empty(), "{line:?}");
@@ -263,7 +264,6 @@ fn unserved_flags_warn_or_refuse() {
         vec!["--tensor-parallel-size", "2"],
         vec!["-pp", "2"],
         vec!["-dp", "4"],
-        vec!["--quantization", "awq"],
         vec!["--enable-lora"],
         vec!["--lora-modules", "a=/a"],
         vec!["--kv-transfer-config", r#"{"kv_connector":"x"}"#],

@@ -163,12 +163,39 @@ pub(crate) fn max_model_len(text: &str) -> Result<MaxModelLen, String> {
     }
 }
 
+/// The method by which an operator expects the weights to be quantised; `None` if any or none is fine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Quantization(pub(crate) Option<&'static str>);
+
+/// A [`Quantization`] by vLLM's names.
+pub(crate) fn quantization(text: &str) -> Result<Quantization, String> {
+    let method = match text {
+        "none" | "None" | "auto" => None,
+        "gguf" => Some("gguf"),
+        "awq" | "awq_marlin" | "auto_awq" => Some("awq"),
+        "gptq" | "gptq_marlin" | "auto_gptq" => Some("gptq"),
+        "fp8" => Some("fp8"),
+        "compressed-tensors" => Some("compressed-tensors"),
+        "bitsandbytes" => Some("bitsandbytes"),
+        "mxfp4" | "gpt_oss_mxfp4" => Some("mxfp4"),
+        _ => {
+            return Err(
+                "this method is not supported; accepted: gguf, awq, gptq, fp8, compressed-tensors, bitsandbytes, mxfp4"
+                    .to_owned(),
+            );
+        }
+    };
+    Ok(Quantization(method))
+}
+
 /// A [`LoadFormat`] by vLLM's names; those of loaders that are not supported are refused with the reason.
 pub(crate) fn load_format(text: &str) -> Result<LoadFormat, String> {
     let reason = match text {
         "auto" | "hf" | "safetensors" | "gguf" => return Ok(LoadFormat::Auto),
         "dummy" => return Ok(LoadFormat::Dummy),
-        "bitsandbytes" => "weights are not quantized while they are loaded; use a GGUF file of the model",
+        "bitsandbytes" => {
+            "weights are not quantized while they are loaded; auto reads a checkpoint that is quantized, and GGUF files"
+        }
         "mistral" => {
             "Mistral's own checkpoint layout is not read; use a repository with config.json and safetensors files"
         }

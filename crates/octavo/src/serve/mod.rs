@@ -10,6 +10,7 @@ mod kv_events;
 mod listen;
 pub(crate) mod model;
 mod parsers;
+mod quantised;
 pub(crate) mod settings;
 mod stand_in;
 mod vectors;

@@ -15,7 +15,7 @@ use tracing::{info, warn};
 use crate::cli::{ComposeArgs, ContentFormat, LoadFormat, MaxModelLen};
 use crate::pull::{self, Wanted};
 use crate::serve::images::{self, Vision};
-use crate::serve::{generation, stand_in, vectors};
+use crate::serve::{generation, quantised, stand_in, vectors};
 use crate::system::human_bytes;
 
 /// A model with open files.
@@ -81,6 +81,7 @@ impl ModelFiles {
         if let Some(MaxModelLen::Tokens(tokens)) = args.engine.max_model_len {
             checkpoint.serve(tokens);
         }
+        quantised::check(args.model.quantization.and_then(|given| given.0), &checkpoint)?;
         let config = checkpoint.config();
         let programs = octavo_models::build_programs(&checkpoint).with_context(|| path.display().to_string())?;
         let program = programs.decoder;
@@ -93,6 +94,7 @@ impl ModelFiles {
             config.dtype,
             path.display()
         );
+        quantised::describe(&checkpoint, &program);
         // Without images, no setting of the processor matters.
         let vision = match max_images {
             0 => None,

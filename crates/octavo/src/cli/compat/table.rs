@@ -52,14 +52,6 @@ pub(crate) const FLAGS: &[Flag] = &[
         Only(&["auto", "hf"], "only the configuration of a Hugging Face directory or of a GGUF file is read"),
     ),
     flag(
-        "quantization",
-        Value,
-        Only(
-            &["gguf", "mxfp4", "none", "None", "auto"],
-            "this quantization is not supported; use a GGUF file of the model",
-        ),
-    ),
-    flag(
         "model-loader-extra-config",
         Json,
         NoEffect("weights are always memory-mapped, and the loader has no options"),
