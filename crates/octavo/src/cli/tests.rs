@@ -354,7 +354,7 @@ fn bad_values_are_named() {
         (vec!["--ssl-cert-reqs", "3"], "3"),
         (vec!["--enable-prefix-caching=maybe"], "maybe"),
         (vec!["--fingerprint-mode", "odd"], "full"),
-        (vec!["--load-format", "bitsandbytes"], "use a GGUF file"),
+        (vec!["--load-format", "bitsandbytes"], "not quantized while they are loaded"),
     ] {
         let error = serve(&line).unwrap_err().to_string();
         assert!(error.contains(part), "{line:?}: {error}");
