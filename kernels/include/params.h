@@ -250,8 +250,8 @@ struct LinearParams {
 struct QuantWeight {
     const u8* codes;   // the codes, or their lower bits
     const u8* high;    // the upper bits of the codes: Q5_0, Q5_1, Q3_K, Q5_K, Q6_K
-    const u8* scales;  // the factors of a super-block's groups, or the exponents of groups
-    const u8* deltas;  // f16 scales, or scales and minima: all but Q4_K, Q5_K and MXFP4
+    const u8* scales;  // the factors of a super-block's groups, or the exponents or zero points of groups
+    const u8* deltas;  // scales, or scales and minima: all but Q4_K, Q5_K, IQ4_XS and MXFP4
 };
 
 // Parameters of rounding activations to 8 bits in blocks of 32: codes * scale.

@@ -18,6 +18,22 @@ DEVICE void e2m1_values(u32 codes, int& low, int& high) {
     high = (int)permute_bytes(values[0], values[1], 0x7531);
 }
 
+// Replaces the nibbles of four bytes by values of a table of IQ4: those of the low and of the high nibbles.
+DEVICE void iq4_values(u32 codes, int& low, int& high) {
+    // The values -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113, as ggml defines them.
+    constexpr u32 A = 0xbfad9881, B = 0xf6eaddcf, C = 0x26190d01, D = 0x71594535;
+    u32 values[2];
+#pragma unroll
+    for (u32 i = 0; i < 2; ++i) {
+        // Four nibbles. The third argument of the last permutation takes byte j of the upper half if nibble j has bit 3.
+        const u32 nibbles = codes >> 16 * i, selector = nibbles & 0x7777;
+        const u32 lower = permute_bytes(A, B, selector), upper = permute_bytes(C, D, selector);
+        values[i] = permute_bytes(lower, upper, 0x3210 | (nibbles & 0x8888) >> 1);
+    }
+    low = (int)permute_bytes(values[0], values[1], 0x6420);
+    high = (int)permute_bytes(values[0], values[1], 0x7531);
+}
+
 // A group of 32 adjacent weights of a row, or the part of one of the four lanes that share a group: WORDS words of four
 // signed codes. With eight words, word w has the elements 4w to 4w + 3; with two, they are the words `part` and part +
 // 4. A weight is code * scale + min: the first pair of scale and min applies to words of the first 16 elements, the
@@ -63,6 +79,18 @@ struct QuantGroup {
             for (u32 w = 0; w < 4; ++w) e2m1_values(words[w], q[w], q[w + 4]);
         } else {
             e2m1_values(((const u32*)plane)[index * 4 + part], q[0], q[1]);
+        }
+    }
+
+    // Reads the codes of a plane of nibbles of IQ4, as their values.
+    DEVICE void read_iq4(const u8* plane, u64 index, u32 part) {
+        if constexpr (WORDS == 8) {
+            uint4 codes = load_once((const uint4*)plane + index);
+            const u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+            for (u32 w = 0; w < 4; ++w) iq4_values(words[w], q[w], q[w + 4]);
+        } else {
+            iq4_values(((const u32*)plane)[index * 4 + part], q[0], q[1]);
         }
     }
 
@@ -301,6 +329,64 @@ struct MXFP4 {
         const u32 exponent = weight.scales[index];
         group.set_scale(__uint_as_float(exponent < 2 ? 0x200000u << exponent : (exponent - 1) << 23));
         group.set_min(0.0f);
+        return group;
+    }
+};
+
+struct IQ4_NL {
+    static constexpr u32 SCALES = 1, MINS = 0;
+    template <int WORDS>
+    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+        QuantGroup<WORDS> group;
+        group.read_iq4(weight.codes, index, part);
+        group.set_scale(half_at(weight.deltas, index));
+        group.set_min(0.0f);
+        return group;
+    }
+};
+
+struct IQ4_XS {
+    static constexpr u32 SCALES = 1, MINS = 0;
+    template <int WORDS>
+    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+        QuantGroup<WORDS> group;
+        group.read_iq4(weight.codes, index, part);
+        // An f16 scale, the upper pairs of bits of eight factors, and their lower nibbles.
+        const uint2 header = *((const uint2*)weight.scales + index / 8);
+        Vec<f16, 2> pair;
+        pair.registers = header.x;
+        const u32 factor = (header.y >> index % 8 * 4 & 15) | (header.x >> (16 + index % 8 * 2) & 3) << 4;
+        group.set_scale(to_float(pair.x[0]) * ((float)factor - 32.0f));
+        group.set_min(0.0f);
+        return group;
+    }
+};
+
+struct INT4 {
+    static constexpr u32 SCALES = 1, MINS = 1;
+    template <int WORDS>
+    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+        QuantGroup<WORDS> group;
+        group.read_nibbles(weight.codes, index, part);
+        const float scale = half_at(weight.deltas, index);
+        group.set_scale(scale);
+        group.set_min(-(float)weight.scales[index] * scale);
+        return group;
+    }
+};
+
+struct INT8 {
+    static constexpr u32 SCALES = 1, MINS = 1;
+    template <int WORDS>
+    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+        QuantGroup<WORDS> group;
+        group.read_bytes(weight.codes, index, part);
+        // Codes and zero point become signed by the same offset.
+#pragma unroll
+        for (u32 i = 0; i < WORDS; ++i) group.q[i] ^= 0x80808080;
+        const float scale = ((const float*)weight.deltas)[index];
+        group.set_scale(scale);
+        group.set_min((128.0f - (float)weight.scales[index]) * scale);
         return group;
     }
 };

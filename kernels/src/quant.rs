@@ -18,6 +18,10 @@
 //! | Q5_K | nibbles | bits | the 16 bytes before a block's codes per 256 | |
 //! | Q6_K | nibbles | pairs | i8 factor per 16 | f16 scale per 256 |
 //! | MXFP4 | nibbles | | u8 exponent per 32 | |
+//! | IQ4_NL | nibbles | | | f16 scale per 32 |
+//! | IQ4_XS | nibbles | | the 8 bytes before a block's codes per 256 | |
+//! | INT4 | nibbles | | u8 zero point per 32 | f16 scale per 32 |
+//! | INT8 | 32 bytes | | u8 zero point per 32 | f32 scale per 32 |
 //!
 //! - **Nibbles**: byte i of 16 holds element i in its low nibble and element i + 16 in its high nibble.
 //! - **Pairs** of bits take 8 bytes: byte j of the first word holds those of the elements j, 4 + j, 8 + j and 12 + j,
@@ -53,6 +57,14 @@ pub enum QuantFormat {
     Q6K,
     /// 4-bit floating-point blocks of 32 with a power of two as scale.
     Mxfp4,
+    /// 4-bit indices of a table in blocks of 32 with an f16 scale.
+    Iq4Nl,
+    /// 4-bit super-blocks of 256 of the same indices.
+    Iq4Xs,
+    /// 4-bit integers in blocks of 32 with an f16 scale and a zero point.
+    Int4,
+    /// 8-bit integers in blocks of 32 with an f32 scale and a zero point.
+    Int8,
 }
 
 /// Alignment of the planes in bytes.
@@ -63,7 +75,7 @@ const GROUP: usize = 32;
 
 impl QuantFormat {
     /// All formats.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 15] = [
         Self::Q4_0,
         Self::Q4_1,
         Self::Q5_0,
@@ -75,6 +87,10 @@ impl QuantFormat {
         Self::Q5K,
         Self::Q6K,
         Self::Mxfp4,
+        Self::Iq4Nl,
+        Self::Iq4Xs,
+        Self::Int4,
+        Self::Int8,
     ];
 
     /// Returns the name in instances.
@@ -91,6 +107,10 @@ impl QuantFormat {
             Self::Q5K => "q5_k",
             Self::Q6K => "q6_k",
             Self::Mxfp4 => "mxfp4",
+            Self::Iq4Nl => "iq4_nl",
+            Self::Iq4Xs => "iq4_xs",
+            Self::Int4 => "int4",
+            Self::Int8 => "int8",
         }
     }
 
@@ -108,6 +128,10 @@ impl QuantFormat {
             Self::Q5K => "Q5_K",
             Self::Q6K => "Q6_K",
             Self::Mxfp4 => "MXFP4",
+            Self::Iq4Nl => "IQ4_NL",
+            Self::Iq4Xs => "IQ4_XS",
+            Self::Int4 => "INT4",
+            Self::Int8 => "INT8",
         }
     }
 
@@ -115,7 +139,8 @@ impl QuantFormat {
     pub const fn block_elements(self) -> usize {
         match self {
             Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Mxfp4 => 32,
-            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K => 256,
+            Self::Iq4Nl | Self::Int4 | Self::Int8 => 32,
+            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs => 256,
         }
     }
 
@@ -128,7 +153,7 @@ impl QuantFormat {
     /// Returns the number of bytes of a block for each plane: codes, high, scales, deltas.
     const fn plane_bytes(self) -> [usize; 4] {
         match self {
-            Self::Q4_0 => [16, 0, 0, 2],
+            Self::Q4_0 | Self::Iq4Nl => [16, 0, 0, 2],
             Self::Q4_1 => [16, 0, 0, 4],
             Self::Q5_0 => [16, 4, 0, 2],
             Self::Q5_1 => [16, 4, 0, 4],
@@ -139,6 +164,9 @@ impl QuantFormat {
             Self::Q5K => [128, 32, 16, 0],
             Self::Q6K => [128, 64, 16, 2],
             Self::Mxfp4 => [16, 0, 1, 0],
+            Self::Iq4Xs => [128, 0, 8, 0],
+            Self::Int4 => [16, 0, 1, 2],
+            Self::Int8 => [32, 0, 1, 4],
         }
     }
 }
@@ -196,7 +224,7 @@ impl QuantLayout {
                 write(&mut out[self.starts[p] + i * bytes[p]..][..bytes[p]]);
             };
             match self.format {
-                QuantFormat::Q4_0 | QuantFormat::Q4_1 | QuantFormat::Q8_0 => {
+                QuantFormat::Q4_0 | QuantFormat::Q4_1 | QuantFormat::Q8_0 | QuantFormat::Iq4Nl => {
                     plane(3, &mut |to| to.copy_from_slice(&block[..bytes[3]]));
                     plane(0, &mut |to| to.copy_from_slice(&block[bytes[3]..]));
                 }
@@ -206,6 +234,17 @@ impl QuantLayout {
                     // The fifth bit of element k is bit k of a word.
                     plane(1, &mut |to| pack_bits(|k| rest[k / 8] >> (k % 8), to));
                     plane(0, &mut |to| to.copy_from_slice(&rest[4..]));
+                }
+                QuantFormat::Int4 | QuantFormat::Int8 => {
+                    let (scale, rest) = block.split_at(bytes[3]);
+                    plane(3, &mut |to| to.copy_from_slice(scale));
+                    plane(2, &mut |to| to.copy_from_slice(&rest[..1]));
+                    plane(0, &mut |to| to.copy_from_slice(&rest[1..]));
+                }
+                // The codes of a group are contiguous, as on the device.
+                QuantFormat::Iq4Xs => {
+                    plane(2, &mut |to| to.copy_from_slice(&block[..8]));
+                    plane(0, &mut |to| to.copy_from_slice(&block[8..]));
                 }
                 QuantFormat::Mxfp4 => {
                     plane(2, &mut |to| to.copy_from_slice(&block[..1]));

@@ -408,7 +408,7 @@ def gguf_blocks(path, seed):
     # Byte offsets of the f16 scales in a block, where random bytes could be infinite.
     scales = {
         Q.Q4_0: [0], Q.Q4_1: [0, 2], Q.Q5_0: [0], Q.Q5_1: [0, 2], Q.Q8_0: [0], Q.Q2_K: [80, 82], Q.Q3_K: [108],
-        Q.Q4_K: [0, 2], Q.Q5_K: [0, 2], Q.Q6_K: [208],
+        Q.Q4_K: [0, 2], Q.Q5_K: [0, 2], Q.Q6_K: [208], Q.IQ4_NL: [0], Q.IQ4_XS: [0], Q.MXFP4: [],
     }
     out = {}
     for kind in [Q.F32, Q.F16, Q.BF16, *scales]:
@@ -421,6 +421,8 @@ def gguf_blocks(path, seed):
             for at in scales[kind]:
                 scale = random.uniform(-0.1, 0.1, size=(4, 1)).astype(np.float16)
                 data[:, at:at + 2] = scale.view(np.uint8).reshape(4, 2)
+            if kind == Q.MXFP4:
+                data[:, 0] = [0, 1, 120, 130]
             data = data.reshape(-1)
         typed = data.view({Q.F32: np.float32, Q.F16: np.float16}.get(kind, np.uint8))
         out[f"{kind.name}.bytes"] = data

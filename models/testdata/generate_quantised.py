@@ -214,6 +214,9 @@ METHODS = {
     "nf4-nested": (four_bits("nf4", True), BITSANDBYTES | dict(load_in_4bit=True, bnb_4bit_quant_type="nf4",
                                                                bnb_4bit_use_double_quant=True)),
     "int8": (eight_bits, BITSANDBYTES | dict(load_in_4bit=False, load_in_8bit=True, llm_int8_threshold=6.0)),
+    "fp8-block-32": (fp8((40, 32)), dict(quant_method="fp8", activation_scheme="dynamic", fmt="e4m3", weight_block_size=[40, 32])),
+    "fp4": (four_bits("fp4", False), BITSANDBYTES | dict(load_in_4bit=True, load_in_8bit=False, bnb_4bit_quant_type="fp4")),
+    "gptq-2": (gptq(bits=2), GPTQ | dict(bits=2, sym=True, desc_act=False)),
 }
 
 

@@ -198,6 +198,8 @@ fn start_up_errors_name_the_flag() {
     assert!(block_size.contains("16"), "{block_size}");
     let kept = refused(&model, &["--kv-cache-dtype", "fp8"]);
     assert!(kept.contains("--kv-cache-dtype fp8") && kept.contains("int8_per_token_head"), "{kept}");
+    let quantised = refused(&model, &["--quantization", "awq"]);
+    assert!(quantised.contains("--quantization awq") && quantised.contains("'gguf'"), "{quantised}");
     assert!(refused(&model, &["--cpu-activation-bits", "4"]).contains("--cpu-activation-bits"));
     assert!(refused(&model, &["--no-such-flag"]).contains("--no-such-flag"));
     let too_few = refused(&model, &["--num-gpu-blocks-override", "3", "--max-model-len", "2048"]);

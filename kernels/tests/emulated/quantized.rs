@@ -24,14 +24,38 @@ fn storage(format: QuantFormat) -> StorageType {
         QuantFormat::Q5K => StorageType::Q5K,
         QuantFormat::Q6K => StorageType::Q6K,
         QuantFormat::Mxfp4 => StorageType::Mxfp4,
+        QuantFormat::Iq4Nl => StorageType::Iq4Nl,
+        QuantFormat::Iq4Xs => StorageType::Iq4Xs,
+        QuantFormat::Int4 => StorageType::Int4,
+        QuantFormat::Int8 => StorageType::Int8,
     }
 }
 
-/// Returns the elements of a block of a file, as GGUF defines them.
+/// Values of the codes of the IQ4 types.
+const IQ4: [f64; 16] =
+    [-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0];
+
+/// Returns the elements of a block of a file, as the formats define them.
 fn elements(format: QuantFormat, block: &[u8]) -> Vec<f64> {
-    let half = |at: usize| f64::from(f16::from_le_bytes([block[at], block[at + 1]]));
-    let low = |byte: u8| f64::from(byte & 15);
-    let high = |byte: u8| f64::from(byte >> 4);
+    if format.block_elements() == 256 { of_super_block(format, block) } else { of_block(format, block) }
+}
+
+/// Returns the number in half precision at a place.
+fn half_at(block: &[u8], at: usize) -> f64 {
+    f64::from(f16::from_le_bytes([block[at], block[at + 1]]))
+}
+
+fn low(byte: u8) -> f64 {
+    f64::from(byte & 15)
+}
+
+fn high(byte: u8) -> f64 {
+    f64::from(byte >> 4)
+}
+
+/// Returns the elements of a block of 32.
+fn of_block(format: QuantFormat, block: &[u8]) -> Vec<f64> {
+    let half = |at: usize| half_at(block, at);
     match format {
         QuantFormat::Q4_0 => {
             let codes = block[2..].iter().map(|b| low(*b)).chain(block[2..].iter().map(|b| high(*b)));
@@ -50,6 +74,33 @@ fn elements(format: QuantFormat, block: &[u8]) -> Vec<f64> {
             codes.map(|q| half(0) * q + least).collect()
         }
         QuantFormat::Q8_0 => block[2..].iter().map(|b| half(0) * f64::from(*b as i8)).collect(),
+        QuantFormat::Mxfp4 => {
+            let magnitudes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+            let value =
+                |code: u8| if code < 8 { magnitudes[usize::from(code)] } else { -magnitudes[usize::from(code - 8)] };
+            let codes = block[1..].iter().map(|b| b & 15).chain(block[1..].iter().map(|b| b >> 4));
+            codes.map(|code| 2f64.powi(i32::from(block[0]) - 127) * value(code)).collect()
+        }
+        QuantFormat::Iq4Nl => {
+            let codes = block[2..].iter().map(|b| b & 15).chain(block[2..].iter().map(|b| b >> 4));
+            codes.map(|code| half(0) * IQ4[usize::from(code)]).collect()
+        }
+        QuantFormat::Int4 => {
+            let codes = block[3..].iter().map(|b| low(*b)).chain(block[3..].iter().map(|b| high(*b)));
+            codes.map(|q| half(0) * (q - f64::from(block[2]))).collect()
+        }
+        QuantFormat::Int8 => {
+            let scale = f64::from(f32::from_le_bytes([block[0], block[1], block[2], block[3]]));
+            block[5..].iter().map(|q| scale * (f64::from(*q) - f64::from(block[4]))).collect()
+        }
+        other => unreachable!("{other:?} has larger blocks"),
+    }
+}
+
+/// Returns the elements of a block of 256.
+fn of_super_block(format: QuantFormat, block: &[u8]) -> Vec<f64> {
+    let half = |at: usize| half_at(block, at);
+    match format {
         QuantFormat::Q2K => {
             let value = |i: usize| {
                 // A block has two halves of 128 elements, each with four quarters of 32.
@@ -90,12 +141,16 @@ fn elements(format: QuantFormat, block: &[u8]) -> Vec<f64> {
             };
             (0..8).flat_map(group).collect()
         }
-        QuantFormat::Mxfp4 => {
-            let magnitudes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
-            let value =
-                |code: u8| if code < 8 { magnitudes[usize::from(code)] } else { -magnitudes[usize::from(code - 8)] };
-            let codes = block[1..].iter().map(|b| b & 15).chain(block[1..].iter().map(|b| b >> 4));
-            codes.map(|code| 2f64.powi(i32::from(block[0]) - 127) * value(code)).collect()
+        QuantFormat::Iq4Xs => {
+            let upper = u16::from_le_bytes([block[2], block[3]]);
+            let group = |j: usize| {
+                let lower = block[4 + j / 2] >> (4 * (j % 2)) & 15;
+                let factor = f64::from(u16::from(lower) | (upper >> (2 * j) & 3) << 4) - 32.0;
+                let bytes = &block[8 + 16 * j..][..16];
+                let codes = bytes.iter().map(|b| b & 15).chain(bytes.iter().map(|b| b >> 4));
+                codes.map(move |code| half(0) * factor * IQ4[usize::from(code)])
+            };
+            (0..8).flat_map(group).collect()
         }
         QuantFormat::Q6K => {
             let mut values = vec![0.0; 256];
@@ -110,6 +165,7 @@ fn elements(format: QuantFormat, block: &[u8]) -> Vec<f64> {
             }
             values
         }
+        other => unreachable!("{other:?} has smaller blocks"),
     }
 }
 

@@ -3,7 +3,7 @@
 use candle_core::quantized::GgmlDType;
 use candle_core::{Device, Tensor};
 use half::{bf16, f16};
-use octavo_ops::{BackendError, E2M1_DOUBLED, StorageType, TensorData, Weight, WeightSource, e8m0_halved};
+use octavo_ops::{BackendError, StorageType, TensorData, Weight, WeightSource};
 
 use crate::failed;
 
@@ -40,11 +40,17 @@ fn dequantise(data: &TensorData<'_>, out: &mut Vec<f32>, progress: &mut dyn FnMu
         return Err(failed(format!("{CHUNK} elements are no whole number of {} blocks", data.storage)));
     };
     for bytes in data.bytes.chunks(chunk_bytes) {
+        let elements = bytes.len() / data.storage.block_bytes() * data.storage.block_elements();
         match ggml_type(data.storage) {
-            None if data.storage == StorageType::Mxfp4 => mxfp4(bytes, out),
-            None => plain(data.storage, bytes, out),
+            None => match data.storage.decoder() {
+                Some(decode) => {
+                    let from = out.len();
+                    out.resize(from + elements, 0.0);
+                    decode(bytes, &mut out[from..]);
+                }
+                None => plain(data.storage, bytes, out),
+            },
             Some(dtype) => {
-                let elements = bytes.len() / data.storage.block_bytes() * data.storage.block_elements();
                 let blocks = Aligned::new(bytes);
                 let values = dtype.from_data(blocks.bytes().into()).dequantize(elements).map_err(failed)?;
                 out.extend_from_slice(values.as_slice::<f32>().map_err(failed)?);
@@ -63,18 +69,9 @@ fn plain(storage: StorageType, bytes: &[u8], out: &mut Vec<f32>) {
     }
 }
 
-/// Appends the elements of blocks of a scale and 16 bytes: the low nibbles are elements 0 to 15, the high ones the others.
-fn mxfp4(bytes: &[u8], out: &mut Vec<f32>) {
-    for [scale, codes @ ..] in bytes.as_chunks::<17>().0 {
-        let codes = codes.iter().map(|byte| byte & 15).chain(codes.iter().map(|byte| byte >> 4));
-        out.extend(codes.map(|code| f32::from(E2M1_DOUBLED[usize::from(code)]) * e8m0_halved(*scale)));
-    }
-}
-
-/// Returns candle's name of a block format; `None` for the types that it lacks: the plain ones and MXFP4.
+/// Returns candle's name of a block format; `None` for the types that it lacks.
 fn ggml_type(storage: StorageType) -> Option<GgmlDType> {
     Some(match storage {
-        StorageType::F32 | StorageType::F16 | StorageType::BF16 | StorageType::Mxfp4 => return None,
         StorageType::Q4_0 => GgmlDType::Q4_0,
         StorageType::Q4_1 => GgmlDType::Q4_1,
         StorageType::Q5_0 => GgmlDType::Q5_0,
@@ -85,6 +82,7 @@ fn ggml_type(storage: StorageType) -> Option<GgmlDType> {
         StorageType::Q4K => GgmlDType::Q4K,
         StorageType::Q5K => GgmlDType::Q5K,
         StorageType::Q6K => GgmlDType::Q6K,
+        _ => return None,
     })
 }
 

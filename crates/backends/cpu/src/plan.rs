@@ -429,7 +429,7 @@ impl Planner<'_> {
         let mut parts = self.weights[weight.0].matrices().iter().flat_map(|matrix| &matrix.parts);
         parts.any(|part| match part.layout.kind {
             Kind::Quant(..) => false,
-            Kind::Bf16 => !self.isa.multiplies_bf16(),
+            Kind::Bf16 | Kind::Packed(_) => !self.isa.multiplies_bf16(),
             Kind::F16 | Kind::F32 => true,
         })
     }
@@ -439,7 +439,7 @@ impl Planner<'_> {
         parts.fold(Forms::default(), |forms, part| {
             forms.and(match part.layout.kind {
                 Kind::Quant(..) => Forms { quant: true, coarse: self.coarse, bf16: false },
-                Kind::Bf16 => Forms { bf16: self.isa.multiplies_bf16(), ..Forms::default() },
+                Kind::Bf16 | Kind::Packed(_) => Forms { bf16: self.isa.multiplies_bf16(), ..Forms::default() },
                 Kind::F16 | Kind::F32 => Forms::default(),
             })
         })

@@ -4,7 +4,9 @@ use half::{bf16, f16};
 use octavo_kernels::manifest::Dtype;
 use octavo_kernels::params::QuantWeight;
 use octavo_kernels::quant::{QuantFormat, QuantLayout};
-use octavo_ops::{BackendError, Op, Program, StorageType, Weight, WeightError, WeightId, WeightPart, WeightSource};
+use octavo_ops::{
+    BackendError, Op, Program, StorageType, TensorData, Weight, WeightError, WeightId, WeightPart, WeightSource,
+};
 
 use crate::arena::{Arena, Plan, Region};
 use crate::driver::{Gpu, Pinned};
@@ -48,6 +50,8 @@ impl Part {
 const fn format_of(storage: StorageType) -> Option<QuantFormat> {
     match storage {
         StorageType::F32 | StorageType::F16 | StorageType::BF16 => None,
+        // No kernel multiplies with them, so that they are kept in the element type.
+        StorageType::F8E4M3 | StorageType::Nf4 | StorageType::Fp4 => None,
         StorageType::Q4_0 => Some(QuantFormat::Q4_0),
         StorageType::Q4_1 => Some(QuantFormat::Q4_1),
         StorageType::Q5_0 => Some(QuantFormat::Q5_0),
@@ -59,6 +63,10 @@ const fn format_of(storage: StorageType) -> Option<QuantFormat> {
         StorageType::Q5K => Some(QuantFormat::Q5K),
         StorageType::Q6K => Some(QuantFormat::Q6K),
         StorageType::Mxfp4 => Some(QuantFormat::Mxfp4),
+        StorageType::Iq4Nl => Some(QuantFormat::Iq4Nl),
+        StorageType::Iq4Xs => Some(QuantFormat::Iq4Xs),
+        StorageType::Int4 => Some(QuantFormat::Int4),
+        StorageType::Int8 => Some(QuantFormat::Int8),
     }
 }
 
@@ -242,10 +250,8 @@ impl Loader<'_> {
                 elements += count;
                 continue;
             }
-            let data = part.read(weight.cols, self.source)?;
-            if data.storage.block_elements() != 1 {
-                return Err(unsupported(format!("the vector '{}' stored as {}", part.tensor, data.storage)));
-            }
+            let data = plain(part.read(weight.cols, self.source)?)
+                .map_err(|storage| unsupported(format!("the vector '{}' stored as {storage}", part.tensor)))?;
             let size = data.storage.block_bytes();
             for &(region, dtype) in targets {
                 let mut at = self.arena.at(region) + (elements * dtype.bytes()) as u64;
@@ -258,8 +264,9 @@ impl Loader<'_> {
                     at += (count * dtype.bytes()) as u64;
                 }
             }
-            (self.progress)(data.bytes.len());
-            elements += data.bytes.len() / size;
+            let count = data.bytes.len() / size;
+            (self.progress)(part.storage.bytes_for(count).unwrap_or(0));
+            elements += count;
         }
         Ok(())
     }
@@ -313,6 +320,21 @@ impl Loader<'_> {
 fn bytes_of(words: &mut [u32]) -> &mut [u8] {
     // SAFETY: numbers have no padding; bytes have no alignment; the borrow is exclusive.
     unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), size_of_val(words)) }
+}
+
+/// Returns a tensor as plain numbers.
+///
+/// # Errors
+/// Returns the storage type if there is no decoder for it.
+fn plain(data: TensorData<'_>) -> Result<TensorData<'_>, StorageType> {
+    if data.storage.block_elements() == 1 {
+        return Ok(data);
+    }
+    let decode = data.storage.decoder().ok_or(data.storage)?;
+    let mut values = vec![0.0; data.bytes.len() / data.storage.block_bytes() * data.storage.block_elements()];
+    decode(&data.bytes, &mut values);
+    let bytes = values.into_iter().flat_map(f32::to_le_bytes).collect();
+    Ok(TensorData { storage: StorageType::F32, shape: data.shape, bytes })
 }
 
 /// Converts elements to another type. Returns `false` if a finite one has become infinite.
@@ -386,7 +408,7 @@ mod tests {
     fn formats_are_those_of_the_files() {
         for storage in StorageType::ALL {
             match format_of(storage) {
-                None => assert_eq!(storage.block_elements(), 1, "{storage}"),
+                None => assert!(storage.block_elements() == 1 || storage.decoder().is_some(), "{storage}"),
                 Some(format) => {
                     let (elements, bytes) = (format.block_elements(), format.block_bytes());
                     assert_eq!((elements, bytes), (storage.block_elements(), storage.block_bytes()), "{storage}");

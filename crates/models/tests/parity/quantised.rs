@@ -8,23 +8,26 @@ use crate::dequantise::read;
 use crate::golden::check;
 use crate::support::{checkpoint, testdata, words};
 
-/// Every folder, with the storage type of its weights: those that are no integers with exact scales become f32.
-const FOLDERS: [(&str, StorageType); 15] = [
+/// Every folder, with the storage type of its weights.
+const FOLDERS: [(&str, StorageType); 18] = [
     ("gptq", StorageType::Q4_0),
     ("gptq-8", StorageType::Q8_0),
-    ("gptq-zeros", StorageType::F32),
+    ("gptq-zeros", StorageType::Int4),
     ("gptq-order", StorageType::F32),
     ("gptq-mixed", StorageType::Q4_0),
-    ("awq", StorageType::F32),
-    ("fp8", StorageType::F32),
+    ("awq", StorageType::Int4),
+    ("fp8", StorageType::F8E4M3),
     ("fp8-block", StorageType::F32),
     ("pack-quantized", StorageType::Q4_0),
-    ("pack-quantized-zeros", StorageType::F32),
+    ("pack-quantized-zeros", StorageType::Int8),
     ("int-quantized", StorageType::Q8_0),
-    ("float-quantized", StorageType::F32),
-    ("nf4", StorageType::F32),
-    ("nf4-nested", StorageType::F32),
-    ("int8", StorageType::F32),
+    ("float-quantized", StorageType::F8E4M3),
+    ("nf4", StorageType::Nf4),
+    ("nf4-nested", StorageType::Nf4),
+    ("int8", StorageType::Int8),
+    ("fp8-block-32", StorageType::F8E4M3),
+    ("fp4", StorageType::Fp4),
+    ("gptq-2", StorageType::Int4),
 ];
 
 #[test]

@@ -177,10 +177,12 @@ pub(crate) fn quantization(text: &str) -> Result<Quantization, String> {
         "fp8" => Some("fp8"),
         "compressed-tensors" => Some("compressed-tensors"),
         "bitsandbytes" => Some("bitsandbytes"),
+        "modelopt" => Some("modelopt"),
         "mxfp4" | "gpt_oss_mxfp4" => Some("mxfp4"),
         _ => {
             return Err(
-                "this method is not supported; accepted: gguf, awq, gptq, fp8, compressed-tensors, bitsandbytes, mxfp4"
+                "this method is not supported; accepted: gguf, awq, gptq, fp8, compressed-tensors, bitsandbytes, modelopt, \
+                 mxfp4"
                     .to_owned(),
             );
         }

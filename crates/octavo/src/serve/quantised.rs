@@ -23,14 +23,21 @@ pub(super) fn check(expected: Option<&str>, checkpoint: &Checkpoint) -> Result<(
     }
 }
 
-/// Says how many of a Hugging Face directory's quantised matrices stay as small as they are.
+/// Says in which storage types the matrices of a Hugging Face directory are read, and how large they are.
 pub(super) fn describe(checkpoint: &Checkpoint, program: &Program) {
     let Some(method) = checkpoint.quantisation().filter(|_| checkpoint.format() == Format::HuggingFace) else { return };
-    let parts = || program.weights.iter().filter(|weight| weight.cols > 1).flat_map(|weight| &weight.parts);
-    let packed = parts().filter(|part| part.storage.block_elements() > 1).count();
-    let unpacked = parts().filter(|part| part.storage == StorageType::F32).count();
+    let matrices = program.weights.iter().filter(|weight| weight.cols > 1);
+    let parts =
+        || matrices.clone().flat_map(|weight| weight.parts.iter().map(|part| (part.storage, part.rows * weight.cols)));
+    let kinds = StorageType::ALL.into_iter().filter_map(|storage| {
+        let count = parts().filter(|(found, _)| *found == storage).count();
+        (count > 0).then(|| format!("{count} as {storage}"))
+    });
+    let kinds = kinds.collect::<Vec<_>>().join(", ");
+    let elements: usize = parts().map(|(_, elements)| elements).sum();
+    let bytes: usize = parts().filter_map(|(storage, elements)| storage.bytes_for(elements)).sum();
     info!(
-        "quantisation: {method}; {packed} matrices stay packed, and {unpacked} are read as float32, which a backend keeps in \
-         its own type (16 bits, rounded, unless --dtype says otherwise)"
+        "quantisation: {method}; matrices: {kinds}; {:.2} bytes per parameter",
+        bytes as f64 / elements.max(1) as f64
     );
 }

@@ -448,13 +448,31 @@ pub fn random_blocks(storage: StorageType, elements: usize, scale: f32, rng: &mu
                     let value = half_bits(scale * share * (0.75 + 0.25 * rng.signed()));
                     block[*at..*at + 2].copy_from_slice(&value.to_le_bytes());
                 }
-                if quantised == StorageType::Mxfp4 {
-                    // The largest code is 6.
-                    block[0] = (127.0 + (scale / 6.0).log2().floor()) as u8 - rng.below(3) as u8;
-                }
+                set_other_scale(quantised, block, scale, rng);
             }
             bytes
         }
+    }
+}
+
+/// Writes the scale of a block whose scale is no f16, and the zero point of one that has any.
+fn set_other_scale(storage: StorageType, block: &mut [u8], scale: f32, rng: &mut TestRng) {
+    let mut put = |block: &mut [u8], share: f32| {
+        let value = scale * share * (0.75 + 0.25 * rng.signed());
+        block[..4].copy_from_slice(&value.to_le_bytes());
+    };
+    match storage {
+        // The largest code is 6.
+        StorageType::Mxfp4 => block[0] = (127.0 + (scale / 6.0).log2().floor()) as u8 - rng.below(3) as u8,
+        StorageType::Int4 => block[2] %= 16,
+        StorageType::Int8 => put(block, 1.0 / 128.0),
+        StorageType::Nf4 | StorageType::Fp4 => put(block, 1.0),
+        StorageType::F8E4M3 => {
+            put(block, 1.0 / 448.0);
+            // The codes 0x7f and 0xff are not numbers.
+            block[4..].iter_mut().for_each(|code| *code -= u8::from(*code & 0x7f == 0x7f));
+        }
+        _ => {}
     }
 }
 
@@ -463,6 +481,10 @@ pub fn random_blocks(storage: StorageType, elements: usize, scale: f32, rng: &mu
 const fn scales_of(storage: StorageType) -> &'static [(usize, f32)] {
     match storage {
         StorageType::F32 | StorageType::F16 | StorageType::BF16 | StorageType::Mxfp4 => &[],
+        StorageType::Int8 | StorageType::F8E4M3 | StorageType::Nf4 | StorageType::Fp4 => &[],
+        StorageType::Int4 => &[(0, 1.0 / 16.0)],
+        StorageType::Iq4Nl => &[(0, 1.0 / 128.0)],
+        StorageType::Iq4Xs => &[(0, 1.0 / 4096.0)],
         StorageType::Q4_0 => &[(0, 1.0 / 8.0)],
         StorageType::Q4_1 => &[(0, 1.0 / 8.0), (2, -1.0)],
         StorageType::Q5_0 => &[(0, 1.0 / 16.0)],

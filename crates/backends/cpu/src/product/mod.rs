@@ -10,6 +10,7 @@ mod amx;
 mod bf16;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod numbers;
 mod plain;
 #[cfg(target_arch = "x86_64")]
 mod read;
@@ -22,6 +23,8 @@ mod ymm;
 
 use std::cell::RefCell;
 
+use octavo_ops::StorageType;
+
 use crate::activation::{Rows, Span, TILE};
 use crate::isa::{Isa, per_isa};
 #[cfg(target_arch = "x86_64")]
@@ -30,7 +33,7 @@ use crate::memory::{Lines, Shared};
 use crate::rows::GROUP;
 #[cfg(target_arch = "x86_64")]
 use crate::tiles::{self, Strided, Tiles};
-use crate::weights::{Codes, Kind, Layout, Matrix, PANEL, Part};
+use crate::weights::{Codes, Kind, Layout, Matrix, PANEL, Panels, Part};
 
 /// Number of panels in a piece of work: large enough that taking pieces costs nothing, small enough that threads finish
 /// together.
@@ -123,6 +126,8 @@ impl Unpacked {
 
 thread_local! {
     static UNPACKED: RefCell<Unpacked> = RefCell::default();
+    /// Panels of packed numbers as bf16.
+    static NUMBERS: RefCell<Lines<u8>> = RefCell::default();
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -241,25 +246,42 @@ impl<'a> Product<'a> {
                 }
                 quant(isa, part, panels, &input, rows, &mut store);
             }
+            // SAFETY: the caller guarantees this.
+            Kind::Packed(_) => with_numbers(isa, part, panels.clone(), |weights| unsafe {
+                self.run_numbers(isa, weights, panels, rows, &mut store);
+            }),
+            // SAFETY: the caller guarantees this.
+            Kind::Bf16 | Kind::F16 | Kind::F32 => unsafe {
+                self.run_numbers(isa, part.stored(), panels, rows, &mut store);
+            },
+        }
+    }
+
+    /// Multiplies with panels that are not integers.
+    ///
+    /// # Safety
+    /// The conditions of `run` apply.
+    unsafe fn run_numbers(&self, isa: Isa, weights: Panels<'_>, panels: Range, rows: Range, store: Store<'_>) {
+        match weights.layout.kind {
             Kind::Bf16 if isa == Isa::Amx => {
                 // SAFETY: the caller guarantees this.
                 let (input, stride) = unsafe { self.input.bf16() };
-                bf16_tiles(part, panels, (input, stride), rows, &mut store);
+                bf16_tiles(weights, panels, (input, stride), rows, store);
             }
             #[cfg(target_arch = "x86_64")]
             Kind::Bf16 if isa == Isa::Avx512Bf16 => {
                 // SAFETY: the caller guarantees this; the instruction set is available.
-                unsafe { bf16_blocks(part, panels, self.input.bf16(), rows, &mut store) };
+                unsafe { bf16_blocks(weights, panels, self.input.bf16(), rows, store) };
             }
             #[cfg(target_arch = "aarch64")]
             Kind::Bf16 if isa == Isa::I8mmBf16 => {
                 // SAFETY: the caller guarantees this; the instruction set is available.
-                unsafe { neon::bf16_rows(part, panels, self.input.bf16(), rows, &mut store) };
+                unsafe { neon::bf16_rows(weights, panels, self.input.bf16(), rows, store) };
             }
             _ => {
                 // SAFETY: the caller guarantees this.
                 let input = |row: usize| unsafe { self.input.read(self.input.span(row)) };
-                dense(isa, part, panels, input, rows, &mut store);
+                dense(isa, weights, panels, input, rows, store);
             }
         }
     }
@@ -454,21 +476,41 @@ pub(crate) fn unpack(isa: Isa, panel: &[u8], layout: &Layout, codes: &mut [u8], 
     plain::unpack(panel, layout, codes, scales);
 }
 
+/// Calls a function with panels of packed numbers as bf16.
+fn with_numbers(isa: Isa, part: &Part, panels: Range, multiply: impl FnOnce(Panels<'_>)) {
+    let Some(layout) = Layout::new(StorageType::BF16, part.layout.cols) else {
+        unreachable!("a panel of packed numbers is smaller, but has been multiplied")
+    };
+    NUMBERS.with_borrow_mut(|unpacked| {
+        unpacked.reserve_zeroed(panels.len() * layout.bytes);
+        for (panel, out) in panels.clone().zip(unpacked.chunks_exact_mut(layout.bytes)) {
+            numbers::unpack(isa, part.panel(panel), &part.layout, out);
+        }
+        multiply(Panels { layout, first: panels.start, bytes: unpacked });
+    });
+}
+
 /// Multiplies rows in bf16 with panels of bf16, in blocks of a few rows and panels each.
 ///
 /// # Safety
 /// AVX-512 with BF16 must be available.
 #[cfg(target_arch = "x86_64")]
-unsafe fn bf16_blocks(part: &Part, panels: Range, (input, stride): (&[u16], usize), rows: Range, store: Store<'_>) {
+unsafe fn bf16_blocks(
+    from: Panels<'_>,
+    panels: Range,
+    (input, stride): (&[u16], usize),
+    rows: Range,
+    store: Store<'_>,
+) {
     use bf16::{BLOCK_PANELS, BLOCK_ROWS};
 
-    let cols = part.layout.cols;
+    let cols = from.layout.cols;
     assert!(cols <= stride);
     let mut results: bf16::Results = [[[0.0; PANEL]; BLOCK_ROWS]; BLOCK_PANELS];
-    for from in panels.clone().step_by(BLOCK_PANELS) {
-        let some = from..(from + BLOCK_PANELS).min(panels.end);
+    for start in panels.clone().step_by(BLOCK_PANELS) {
+        let some = start..(start + BLOCK_PANELS).min(panels.end);
         // Panels that do not exist repeat the last one; their results are not used.
-        let weights = std::array::from_fn(|slot| part.panel((from + slot).min(some.end - 1)));
+        let weights = std::array::from_fn(|slot| from.panel((start + slot).min(some.end - 1)));
         for first in rows.clone().step_by(BLOCK_ROWS) {
             let count = (rows.end - first).min(BLOCK_ROWS);
             // SAFETY: the caller guarantees this.
@@ -485,12 +527,12 @@ unsafe fn bf16_blocks(part: &Part, panels: Range, (input, stride): (&[u16], usiz
 
 /// Multiplies rows in bf16 with panels of bf16.
 #[cfg(target_arch = "x86_64")]
-fn bf16_tiles(part: &Part, panels: Range, (input, stride): (&[u16], usize), rows: Range, store: Store<'_>) {
-    let cols = part.layout.cols;
+fn bf16_tiles(from: Panels<'_>, panels: Range, (input, stride): (&[u16], usize), rows: Range, store: Store<'_>) {
+    let cols = from.layout.cols;
     assert!(cols <= stride);
     let _tiles = Tiles::bf16(TILE.min(rows.len()));
     // Panels that do not exist repeat the last one; their results are not used.
-    let weights = std::array::from_fn(|slot| part.panel((panels.start + slot).min(panels.end - 1)).as_ptr());
+    let weights = std::array::from_fn(|slot| from.panel((panels.start + slot).min(panels.end - 1)).as_ptr());
     let mut results = [const { Tile([[0.0; PANEL]; TILE]) }; PIECE_PANELS];
     for first in rows.clone().step_by(TILE) {
         let a = Strided { start: input[first * stride..][..TILE * stride].as_ptr(), stride: 2 * stride };
@@ -506,33 +548,41 @@ fn bf16_tiles(part: &Part, panels: Range, (input, stride): (&[u16], usize), rows
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn bf16_tiles(_: &Part, _: Range, _: (&[u16], usize), _: Range, _: Store<'_>) {
+fn bf16_tiles(_: Panels<'_>, _: Range, _: (&[u16], usize), _: Range, _: Store<'_>) {
     unreachable!("AMX is available on x86-64 only");
 }
 
 /// Multiplies rows in f32 with panels that are not integers.
-fn dense<'a>(isa: Isa, part: &Part, panels: Range, input: impl Fn(usize) -> &'a [f32], rows: Range, store: Store<'_>) {
+fn dense<'a>(
+    isa: Isa,
+    from: Panels<'_>,
+    panels: Range,
+    input: impl Fn(usize) -> &'a [f32],
+    rows: Range,
+    store: Store<'_>,
+) {
     const ROWS: usize = 4;
+    let kind = from.layout.kind;
     let mut results = [[[0.0; PANEL]; ROWS]; PIECE_PANELS];
     for first in rows.clone().step_by(ROWS) {
         let count = (rows.end - first).min(ROWS);
         let x: [&[f32]; ROWS] = std::array::from_fn(|i| input(first + i.min(count - 1)));
         let weights: [&[u8]; PIECE_PANELS] =
-            std::array::from_fn(|i| part.panel((panels.start + i).min(panels.end - 1)));
+            std::array::from_fn(|i| from.panel((panels.start + i).min(panels.end - 1)));
         #[cfg(target_arch = "x86_64")]
         if isa >= Isa::Avx512 {
             // SAFETY: the instruction set is available.
-            unsafe { wide::dense(part.layout.kind, &weights, &x[..count], &mut results) };
+            unsafe { wide::dense(kind, &weights, &x[..count], &mut results) };
         }
         if isa < Isa::Avx512 || cfg!(not(target_arch = "x86_64")) {
             for (results, panel) in results.iter_mut().zip(&weights[..panels.len()]) {
                 #[cfg(target_arch = "aarch64")]
                 if isa >= Isa::Neon {
                     // SAFETY: the instruction set is available; panels hold as many inputs as the rows.
-                    unsafe { neon::dense(part.layout.kind, panel, &x[..count], results) };
+                    unsafe { neon::dense(kind, panel, &x[..count], results) };
                     continue;
                 }
-                isa.multiply_dense(part.layout.kind, panel, &x[..count], results);
+                isa.multiply_dense(kind, panel, &x[..count], results);
             }
         }
         for (panel, results) in panels.clone().zip(&mut results) {
@@ -546,10 +596,11 @@ pub(crate) fn read_row(matrix: &Matrix, row: usize, out: &mut [f32]) {
     let part = matrix.part_of(row);
     let (panel, lane) = ((row - part.first) / PANEL, (row - part.first) % PANEL);
     let panel = part.panel(panel);
-    if !matches!(part.layout.kind, Kind::Quant(..)) {
-        return plain::read_dense(part.layout.kind, panel, lane, out);
+    match part.layout.kind {
+        Kind::Quant(..) => plain::read_quant(panel, &part.layout, lane, out),
+        Kind::Packed(_) => numbers::read(panel, &part.layout, lane, out),
+        kind @ (Kind::Bf16 | Kind::F16 | Kind::F32) => plain::read_dense(kind, panel, lane, out),
     }
-    plain::read_quant(panel, &part.layout, lane, out);
 }
 
 #[cfg(test)]

@@ -6,7 +6,9 @@ use octavo_ops::e8m0_halved;
 use super::{GROUP_CODES, GROUP_SCALES, Quant};
 use crate::memory::LINE;
 use crate::rows::{GROUP, LOW_BITS, fma};
-use crate::weights::{Codes, FP4_CODES, FP4_OFFSET, HALVES_OFFSET, Kind, Layout, PANEL, STEPS, Scales};
+use crate::weights::{
+    Codes, E2M1_CODES, E2M1_OFFSET, HALVES_OFFSET, IQ4_CODES, IQ4_OFFSET, Kind, Layout, PANEL, STEPS, Scales,
+};
 
 /// Converts codes to bytes and scales to f32.
 pub(super) fn unpack(panel: &[u8], layout: &Layout, codes: &mut [u8], scales: &mut [f32]) {
@@ -22,7 +24,7 @@ fn unpack_codes(panel: &[u8], layout: &Layout, kind: Codes, group: usize, codes:
     let packed = &panel[layout.codes_at(kind, group)..];
     match kind {
         Codes::Eight => codes.copy_from_slice(&packed[..GROUP_CODES]),
-        Codes::Four | Codes::Five | Codes::Six | Codes::Fp4 => {
+        Codes::Four | Codes::Five | Codes::Six | Codes::E2m1 | Codes::Iq4 => {
             let (low, high) = codes.split_at_mut(GROUP_CODES / 2);
             for ((low, high), &byte) in low.iter_mut().zip(high).zip(packed) {
                 (*low, *high) = (byte & 15, byte >> 4);
@@ -32,7 +34,8 @@ fn unpack_codes(panel: &[u8], layout: &Layout, kind: Codes, group: usize, codes:
     let uppers = &panel[layout.uppers_at(kind, group)..];
     match kind {
         Codes::Four | Codes::Eight => {}
-        Codes::Fp4 => codes.iter_mut().for_each(|code| *code = FP4_CODES[usize::from(*code)]),
+        Codes::E2m1 => codes.iter_mut().for_each(|code| *code = E2M1_CODES[usize::from(*code)]),
+        Codes::Iq4 => codes.iter_mut().for_each(|code| *code = IQ4_CODES[usize::from(*code)]),
         Codes::Five => {
             for (i, code) in codes.iter_mut().enumerate() {
                 *code |= (uppers[i / 8] >> (i % 8) & 1) << 4;
@@ -64,7 +67,20 @@ fn scale_at(panel: &[u8], layout: &Layout, kind: Scales, group: usize, row: usiz
         Scales::Two => (half_at(at + 2 * row), half_at(at + 2 * (PANEL + row))),
         Scales::Power => {
             let scale = e8m0_halved(panel[at + row]);
-            (scale, -f32::from(FP4_OFFSET) * scale)
+            (scale, -f32::from(E2M1_OFFSET) * scale)
+        }
+        Scales::Signed => {
+            let scale = half_at(layout.supers_at(kind, group) + 2 * row) * f32::from(panel[at + row] as i8);
+            (scale, -f32::from(IQ4_OFFSET) * scale)
+        }
+        Scales::Zero => {
+            let scale = half_at(at + 2 * row);
+            (scale, -f32::from(panel[at + 2 * PANEL + row]) * scale)
+        }
+        Scales::Wide => {
+            let scale: [u8; 4] = std::array::from_fn(|i| panel[at + 4 * row + i]);
+            let scale = f32::from_le_bytes(scale);
+            (scale, -f32::from(panel[at + 4 * PANEL + row]) * scale)
         }
         Scales::Halves => unreachable!("such a group has two"),
         Scales::Super => {
@@ -187,7 +203,8 @@ fn code_at(panel: &[u8], layout: &Layout, kind: Codes, group: usize, k: usize, r
     let nibble = || packed[step % (STEPS / 2) * LINE + place] >> (step / (STEPS / 2) * 4) & 15;
     match kind {
         Codes::Four => nibble(),
-        Codes::Fp4 => FP4_CODES[usize::from(nibble())],
+        Codes::E2m1 => E2M1_CODES[usize::from(nibble())],
+        Codes::Iq4 => IQ4_CODES[usize::from(nibble())],
         Codes::Five => nibble() | (uppers[step * 8 + place / 8] >> (place % 8) & 1) << 4,
         Codes::Six => nibble() | (uppers[step % 2 * LINE + place] >> (step / 2 * 2) & 3) << 4,
         Codes::Eight => packed[step * LINE + place],
@@ -216,7 +233,7 @@ pub(super) fn multiply_dense<const FMA: bool>(kind: Kind, panel: &[u8], x: &[&[f
                 let pairs: [u32; PANEL] = std::array::from_fn(|lane| u32::from_le_bytes(lanes[lane]));
                 [pairs.map(|pair| f32::from_bits(pair << 16)), pairs.map(|pair| f32::from_bits(pair & 0xffff_0000))]
             }),
-            Kind::Quant(..) => unreachable!("integers are no plain elements"),
+            Kind::Quant(..) | Kind::Packed(_) => unreachable!("only plain elements are multiplied as they are"),
         }
     }
 }
@@ -293,7 +310,7 @@ fn element(kind: Kind, panel: &[u8], k: usize, lane: usize) -> f32 {
             let bits = u16::from_le_bytes(half_at((k / 2 * PANEL + lane) * 2 + k % 2));
             f32::from_bits(u32::from(bits) << 16)
         }
-        Kind::Quant(..) => unreachable!("integers are no plain elements"),
+        Kind::Quant(..) | Kind::Packed(_) => unreachable!("only plain elements are read as they are"),
     }
 }
 

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use super::{GROUP_CODES, GROUP_SCALES};
 use crate::memory::LINE;
-use crate::weights::{Codes, FP4_CODES, FP4_OFFSET, Kind, Layout, PANEL, STEPS, Scales};
+use crate::weights::{Codes, E2M1_CODES, E2M1_OFFSET, IQ4_CODES, IQ4_OFFSET, Kind, Layout, PANEL, STEPS, Scales};
 
 /// A panel of integers: sixteen rows, in groups of inputs.
 pub(super) trait Panel: Copy {
@@ -180,7 +180,15 @@ pub(super) struct Super;
 #[derive(Clone, Copy)]
 pub(super) struct Halves;
 #[derive(Clone, Copy)]
-pub(super) struct Fp4;
+pub(super) struct E2m1;
+#[derive(Clone, Copy)]
+pub(super) struct Iq4;
+#[derive(Clone, Copy)]
+pub(super) struct Signed;
+#[derive(Clone, Copy)]
+pub(super) struct Zero;
+#[derive(Clone, Copy)]
+pub(super) struct Wide;
 #[derive(Clone, Copy)]
 pub(super) struct Power;
 
@@ -243,16 +251,62 @@ impl ReadCodes for Eight {
     }
 }
 
-impl ReadCodes for Fp4 {
+impl ReadCodes for E2m1 {
     const NARROW: bool = false;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> __m512i {
-        // SAFETY: the caller guarantees this; the table has sixteen bytes.
+        // SAFETY: the caller guarantees this.
+        unsafe { looked_up(&E2M1_CODES, nibbles(panel.add(layout.codes_at(Codes::E2m1, group)), step)) }
+    }
+}
+
+impl ReadCodes for Iq4 {
+    const NARROW: bool = false;
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> __m512i {
+        // SAFETY: the caller guarantees this.
+        unsafe { looked_up(&IQ4_CODES, nibbles(panel.add(layout.codes_at(Codes::Iq4, group)), step)) }
+    }
+}
+
+impl ReadScales for Signed {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn scales(panel: *const u8, layout: &Layout, group: usize) -> (__m512, __m512) {
+        // SAFETY: the caller guarantees this.
         unsafe {
-            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(FP4_CODES.as_ptr().cast()));
-            _mm512_shuffle_epi8(table, nibbles(panel.add(layout.codes_at(Codes::Fp4, group)), step))
+            let factors = _mm_loadu_si128(panel.add(layout.scales_at(Scales::Signed, group)).cast());
+            let factors = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(factors));
+            let scale = _mm512_mul_ps(halves(panel.add(layout.supers_at(Scales::Signed, group))), factors);
+            (scale, _mm512_mul_ps(scale, _mm512_set1_ps(-f32::from(IQ4_OFFSET))))
+        }
+    }
+}
+
+impl ReadScales for Zero {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn scales(panel: *const u8, layout: &Layout, group: usize) -> (__m512, __m512) {
+        // SAFETY: the caller guarantees this.
+        unsafe {
+            let at = panel.add(layout.scales_at(Scales::Zero, group));
+            below_zero(halves(at), at.add(2 * PANEL))
+        }
+    }
+}
+
+impl ReadScales for Wide {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn scales(panel: *const u8, layout: &Layout, group: usize) -> (__m512, __m512) {
+        // SAFETY: the caller guarantees this.
+        unsafe {
+            let at = panel.add(layout.scales_at(Scales::Wide, group));
+            below_zero(_mm512_loadu_ps(at.cast()), at.add(4 * PANEL))
         }
     }
 }
@@ -269,7 +323,7 @@ impl ReadScales for Power {
         let denormal = _mm512_sllv_epi32(_mm512_set1_epi32(0x20_0000), exponents);
         let is_denormal = _mm512_cmplt_epi32_mask(exponents, _mm512_set1_epi32(2));
         let scale = _mm512_castsi512_ps(_mm512_mask_mov_epi32(normal, is_denormal, denormal));
-        (scale, _mm512_mul_ps(scale, _mm512_set1_ps(-f32::from(FP4_OFFSET))))
+        (scale, _mm512_mul_ps(scale, _mm512_set1_ps(-f32::from(E2M1_OFFSET))))
     }
 }
 
@@ -346,6 +400,24 @@ unsafe fn nibbles(at: *const u8, step: usize) -> __m512i {
     let packed = unsafe { line(at.add(step % (STEPS / 2) * LINE)) };
     let shifted = if step < STEPS / 2 { packed } else { _mm512_srli_epi16::<4>(packed) };
     _mm512_and_si512(shifted, _mm512_set1_epi8(15))
+}
+
+/// Replaces codes by the values of a table.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn looked_up(table: &[u8; 16], codes: __m512i) -> __m512i {
+    // SAFETY: the table has sixteen bytes.
+    let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
+    _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), codes)
+}
+
+/// Returns scales with the minima that sixteen zero points make.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn below_zero(scale: __m512, zeros: *const u8) -> (__m512, __m512) {
+    // SAFETY: the caller guarantees this.
+    let zeros = unsafe { bytes(zeros) };
+    (scale, _mm512_mul_ps(_mm512_sub_ps(_mm512_setzero_ps(), zeros), scale))
 }
 
 /// Reads sixteen f16.

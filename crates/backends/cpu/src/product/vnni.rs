@@ -5,7 +5,8 @@
 use std::arch::x86_64::*;
 
 use super::read::{
-    Eight, Five, Fixed, Four, Fp4, Halves, Packed, Panel, Power, ReadCodes, ReadScales, Six, Super, Two, Unpacked,
+    E2m1, Eight, Five, Fixed, Four, Halves, Iq4, Packed, Panel, Power, ReadCodes, ReadScales, Signed, Six, Super, Two,
+    Unpacked, Wide, Zero,
 };
 use super::{GROUP_CODES, GROUP_SCALES, Quant};
 use crate::memory::LINE;
@@ -29,7 +30,11 @@ macro_rules! with_kind {
             Kind::Quant(Codes::Five, Scales::Fixed(_)) => $function::<Five, Fixed>($($arg),*),
             Kind::Quant(Codes::Five, Scales::Two) => $function::<Five, Two>($($arg),*),
             Kind::Quant(Codes::Five, Scales::Super) => $function::<Five, Super>($($arg),*),
-            Kind::Quant(Codes::Fp4, Scales::Power) => $function::<Fp4, Power>($($arg),*),
+            Kind::Quant(Codes::E2m1, Scales::Power) => $function::<E2m1, Power>($($arg),*),
+            Kind::Quant(Codes::Iq4, Scales::Fixed(_)) => $function::<Iq4, Fixed>($($arg),*),
+            Kind::Quant(Codes::Iq4, Scales::Signed) => $function::<Iq4, Signed>($($arg),*),
+            Kind::Quant(Codes::Four, Scales::Zero) => $function::<Four, Zero>($($arg),*),
+            Kind::Quant(Codes::Eight, Scales::Wide) => $function::<Eight, Wide>($($arg),*),
             Kind::Quant(Codes::Six, Scales::Halves) => $function::<Six, Halves>($($arg),*),
             Kind::Quant(Codes::Eight, Scales::Fixed(_)) => $function::<Eight, Fixed>($($arg),*),
             other => unreachable!("{other:?} is no kind of integers"),

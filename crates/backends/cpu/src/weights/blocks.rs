@@ -5,7 +5,7 @@
 //! The layouts follow the definitions in ggml's `ggml-common.h` and its reference dequantisation.
 
 use half::f16;
-use octavo_ops::{E2M1_DOUBLED, StorageType, e8m0_halved};
+use octavo_ops::{E2M1_DOUBLED, IQ4_VALUES, StorageType, e8m0_halved, iq4_xs_factor};
 
 use super::layout::HALVES_OFFSET;
 use crate::rows::GROUP;
@@ -28,6 +28,12 @@ pub(crate) enum GroupScale {
     Super { d: f16, least: f16, scale: u8, min: u8 },
     /// An exponent: the scale is a power of two, and codes are those of e2m1.
     Power(u8),
+    /// A super-block's `d` times a factor; codes are indices of [`IQ4_CODES`].
+    Signed(f16, i8),
+    /// Scale and zero point.
+    Zero(f16, u8),
+    /// Scale and zero point.
+    Wide(f32, u8),
     /// A super-block's `d` times a factor for each half of the group; the minimum is −32 times the scale.
     Halves(f16, [i8; 2]),
 }
@@ -35,45 +41,55 @@ pub(crate) enum GroupScale {
 impl Group {
     /// Returns the weights of the group in a format with these codes.
     pub(crate) fn values(&self, storage: StorageType) -> [f32; GROUP] {
+        let below_zero = |scale: f32, zero: u8| (scale, -f32::from(zero) * scale);
         let [low, high] = match self.scale {
             GroupScale::One(d) => [(d.to_f32(), offset(storage) * d.to_f32()); 2],
             GroupScale::Two(d, min) => [(d.to_f32(), min.to_f32()); 2],
             GroupScale::Super { d, least, scale, min } => {
                 [(d.to_f32() * f32::from(scale), -least.to_f32() * f32::from(min)); 2]
             }
-            GroupScale::Power(exponent) => {
-                let scale = e8m0_halved(exponent);
-                [(scale, -f32::from(FP4_OFFSET) * scale); 2]
-            }
+            GroupScale::Power(exponent) => [below_zero(e8m0_halved(exponent), E2M1_OFFSET); 2],
+            GroupScale::Signed(d, factor) => [below_zero(d.to_f32() * f32::from(factor), IQ4_OFFSET); 2],
+            GroupScale::Zero(d, zero) => [below_zero(d.to_f32(), zero); 2],
+            GroupScale::Wide(scale, zero) => [below_zero(scale, zero); 2],
             GroupScale::Halves(d, factors) => factors.map(|factor| {
                 let scale = d.to_f32() * f32::from(factor);
                 (scale, -(HALVES_OFFSET as f32) * scale)
             }),
         };
+        let codes = match storage {
+            StorageType::Mxfp4 => self.codes.map(|code| E2M1_CODES[usize::from(code)]),
+            StorageType::Iq4Nl | StorageType::Iq4Xs => self.codes.map(|code| IQ4_CODES[usize::from(code)]),
+            _ => self.codes,
+        };
         std::array::from_fn(|k| {
             let (scale, min) = if k < GROUP / 2 { low } else { high };
-            let code = match self.scale {
-                GroupScale::Power(_) => FP4_CODES[usize::from(self.codes[k])],
-                _ => self.codes[k],
-            };
-            scale * f32::from(code) + min
+            scale * f32::from(codes[k]) + min
         })
     }
 }
 
 /// Offset that makes the doubled values of e2m1 unsigned.
-pub(crate) const FP4_OFFSET: u8 = 12;
+pub(crate) const E2M1_OFFSET: u8 = 12;
 
 /// Doubled values of the codes of e2m1, plus their offset.
-pub(crate) const FP4_CODES: [u8; 16] = {
-    let mut codes = [FP4_OFFSET; 16];
+pub(crate) const E2M1_CODES: [u8; 16] = unsigned(&E2M1_DOUBLED, E2M1_OFFSET);
+
+/// Offset that makes the values of the IQ4 types unsigned.
+pub(crate) const IQ4_OFFSET: u8 = 128;
+
+/// Values of the codes of the IQ4 types, plus their offset.
+pub(crate) const IQ4_CODES: [u8; 16] = unsigned(&IQ4_VALUES, IQ4_OFFSET);
+
+const fn unsigned(values: &[i8; 16], offset: u8) -> [u8; 16] {
+    let mut codes = [offset; 16];
     let mut code = 0;
     while code < codes.len() {
-        codes[code] = codes[code].wrapping_add_signed(E2M1_DOUBLED[code]);
+        codes[code] = codes[code].wrapping_add_signed(values[code]);
         code += 1;
     }
     codes
-};
+}
 
 /// Returns the minimum of a format that stores none, as a multiple of the scale: the offset of its unsigned codes.
 pub(crate) const fn offset(storage: StorageType) -> f32 {
@@ -98,6 +114,15 @@ pub(crate) fn group(storage: StorageType, row: &[u8], index: usize) -> Group {
         StorageType::Q4K => super_block(block, index % block_groups, &block[16..], None),
         StorageType::Q5K => super_block(block, index % block_groups, &block[48..], Some(&block[16..48])),
         StorageType::Mxfp4 => Group { codes: nibbles(&block[1..]), scale: GroupScale::Power(block[0]) },
+        StorageType::Iq4Nl => one(block, nibbles(&block[2..])),
+        StorageType::Iq4Xs => iq4_xs(block, index % block_groups),
+        StorageType::Int4 => {
+            Group { codes: nibbles(&block[3..]), scale: GroupScale::Zero(half_at(block, 0), block[2]) }
+        }
+        StorageType::Int8 => {
+            let scale = f32::from_le_bytes([block[0], block[1], block[2], block[3]]);
+            Group { codes: std::array::from_fn(|k| block[5 + k]), scale: GroupScale::Wide(scale, block[4]) }
+        }
         StorageType::Q3K => q3k(block, index % block_groups),
         StorageType::Q6K => q6k(block, index % block_groups),
         other => unreachable!("{other} is not kept in groups"),
@@ -117,7 +142,7 @@ fn two(block: &[u8], codes: [u8; GROUP]) -> Group {
 }
 
 /// Unpacks nibbles: element i is the low nibble of byte i, element i + 16 its high nibble.
-fn nibbles(bytes: &[u8]) -> [u8; GROUP] {
+pub(crate) fn nibbles(bytes: &[u8]) -> [u8; GROUP] {
     std::array::from_fn(|k| if k < 16 { bytes[k] & 15 } else { bytes[k - 16] >> 4 })
 }
 
@@ -165,6 +190,13 @@ fn q6k(block: &[u8], group: usize) -> Group {
     });
     let factors = [0, 1].map(|i| block[192 + 2 * group + i] as i8);
     Group { codes, scale: GroupScale::Halves(half_at(block, 208), factors) }
+}
+
+/// Decodes a group of an IQ4_XS super-block: eight bytes with d and the factors, then the codes of each group.
+fn iq4_xs(block: &[u8], group: usize) -> Group {
+    let header = std::array::from_fn(|i| block[i]);
+    let scale = GroupScale::Signed(half_at(block, 0), iq4_xs_factor(&header, group));
+    Group { codes: nibbles(&block[8 + group * GROUP / 2..][..GROUP / 2]), scale }
 }
 
 /// Decodes a group of a Q3_K super-block: 32 bytes of third bits (if set, 4 is not subtracted), 64 bytes of 2-bit codes

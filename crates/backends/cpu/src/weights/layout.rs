@@ -23,8 +23,10 @@ pub(crate) enum Codes {
     /// The layout of `Four`, with the two upper bits in two more registers: those of step j in register j % 2, from bit
     /// j / 2 · 2 on.
     Six,
-    /// The layout of `Four`, with codes of e2m1, of which [`FP4_CODES`](super::FP4_CODES) are the integers.
-    Fp4,
+    /// The layout of `Four`, with codes of e2m1, of which [`E2M1_CODES`](super::E2M1_CODES) are the integers.
+    E2m1,
+    /// The layout of `Four`, with indices of [`IQ4_CODES`](super::IQ4_CODES).
+    Iq4,
     /// One code in a byte.
     Eight,
 }
@@ -38,8 +40,15 @@ pub(crate) enum Scales {
     Two,
     /// 8-bit scales and minima of each group, after f16 `d` and `least` of each super-block.
     Super,
-    /// 8-bit exponents of powers of two; the minimum is the scale times −[`FP4_OFFSET`](super::FP4_OFFSET).
+    /// 8-bit exponents of powers of two; the minimum is the scale times −[`E2M1_OFFSET`](super::E2M1_OFFSET).
     Power,
+    /// Signed 8-bit factors, after f16 `d` of each super-block. The minimum is −[`IQ4_OFFSET`](super::IQ4_OFFSET) times the
+    /// scale.
+    Signed,
+    /// f16 scales and 8-bit zero points.
+    Zero,
+    /// f32 scales and 8-bit zero points.
+    Wide,
     /// Signed 8-bit scales of each half of each group, after f16 `d` of each super-block. The minimum is −32 times the
     /// scale.
     Halves,
@@ -48,11 +57,24 @@ pub(crate) enum Scales {
 /// Offset of the codes of [`Scales::Halves`].
 pub(crate) const HALVES_OFFSET: i32 = 32;
 
+/// Floating-point numbers in fewer than 16 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Numbers {
+    /// Bytes in e4m3.
+    F8,
+    /// Nibbles that are indices of [`NF4_VALUES`](octavo_ops::NF4_VALUES).
+    Nf4,
+    /// Nibbles that are indices of [`FP4_VALUES`](octavo_ops::FP4_VALUES).
+    Fp4,
+}
+
 /// Content of a panel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Kind {
     /// Groups of integers.
     Quant(Codes, Scales),
+    /// Groups of floating-point numbers in fewer than 16 bits, each with an f32 scale. They are multiplied as bf16.
+    Packed(Numbers),
     /// Pairs of inputs, sixteen rows each; inputs are padded to whole tiles of 32.
     Bf16,
     /// Sixteen rows of each input.
@@ -80,7 +102,7 @@ pub(crate) struct Layout {
 impl Codes {
     const fn bytes(self) -> usize {
         match self {
-            Self::Four | Self::Five | Self::Six | Self::Fp4 => GROUP * PANEL / 2,
+            Self::Four | Self::Five | Self::Six | Self::E2m1 | Self::Iq4 => GROUP * PANEL / 2,
             Self::Eight => GROUP * PANEL,
         }
     }
@@ -88,7 +110,7 @@ impl Codes {
     /// Returns the size of a group's bits beyond the fourth, in bytes.
     const fn upper_bytes(self) -> usize {
         match self {
-            Self::Four | Self::Fp4 | Self::Eight => 0,
+            Self::Four | Self::E2m1 | Self::Iq4 | Self::Eight => 0,
             Self::Five => LINE,
             Self::Six => 2 * LINE,
         }
@@ -101,16 +123,28 @@ impl Scales {
         match self {
             Self::Fixed(_) | Self::Super | Self::Halves => 2 * PANEL,
             Self::Two => 4 * PANEL,
-            Self::Power => PANEL,
+            Self::Power | Self::Signed => PANEL,
+            Self::Zero => 3 * PANEL,
+            Self::Wide => 5 * PANEL,
         }
     }
 
     /// Returns the size of a super-block's scales in bytes.
     const fn super_bytes(self) -> usize {
         match self {
-            Self::Fixed(_) | Self::Two | Self::Power => 0,
+            Self::Fixed(_) | Self::Two | Self::Power | Self::Zero | Self::Wide => 0,
             Self::Super => 4 * PANEL,
-            Self::Halves => 2 * PANEL,
+            Self::Halves | Self::Signed => 2 * PANEL,
+        }
+    }
+}
+
+impl Numbers {
+    /// Returns the size of a group's codes in bytes.
+    const fn bytes(self) -> usize {
+        match self {
+            Self::F8 => GROUP * PANEL,
+            Self::Nf4 | Self::Fp4 => GROUP * PANEL / 2,
         }
     }
 }
@@ -126,7 +160,14 @@ impl Kind {
             StorageType::Q5_1 => Self::Quant(Codes::Five, Scales::Two),
             StorageType::Q4K => Self::Quant(Codes::Four, Scales::Super),
             StorageType::Q5K => Self::Quant(Codes::Five, Scales::Super),
-            StorageType::Mxfp4 => Self::Quant(Codes::Fp4, Scales::Power),
+            StorageType::Mxfp4 => Self::Quant(Codes::E2m1, Scales::Power),
+            StorageType::Iq4Nl => Self::Quant(Codes::Iq4, fixed),
+            StorageType::Iq4Xs => Self::Quant(Codes::Iq4, Scales::Signed),
+            StorageType::Int4 => Self::Quant(Codes::Four, Scales::Zero),
+            StorageType::Int8 => Self::Quant(Codes::Eight, Scales::Wide),
+            StorageType::F8E4M3 => Self::Packed(Numbers::F8),
+            StorageType::Nf4 => Self::Packed(Numbers::Nf4),
+            StorageType::Fp4 => Self::Packed(Numbers::Fp4),
             StorageType::BF16 => Self::Bf16,
             StorageType::F16 => Self::F16,
             StorageType::F32 => Self::F32,
@@ -162,6 +203,12 @@ impl Layout {
                 let bytes = lines(supers.checked_add(groups / SUPER * scales.super_bytes())?)?;
                 Some(Self { kind, cols, uppers, scales: scales_at, supers, bytes })
             }
+            Kind::Packed(numbers) => {
+                let groups = cols / GROUP;
+                let scales = groups.checked_mul(numbers.bytes())?;
+                let bytes = lines(scales.checked_add(groups.checked_mul(4 * PANEL)?)?)?;
+                Some(Self { kind, cols, uppers: scales, scales, supers: bytes, bytes })
+            }
         }
     }
 
@@ -190,12 +237,32 @@ impl Layout {
         self.supers + group / SUPER * scales.super_bytes()
     }
 
+    /// Returns the start of the scales of a group of packed numbers: sixteen f32.
+    pub(crate) fn number_scales_at(&self, group: usize) -> usize {
+        self.scales + group * 4 * PANEL
+    }
+
+    /// Writes a group of packed numbers of one row: its scale, and its codes in order. Bytes of two inputs are beside each
+    /// other, sixteen rows each; nibbles of two inputs share a byte.
+    pub(crate) fn put_numbers(&self, panel: &mut [u8], row: usize, index: usize, scale: [u8; 4], codes: &[u8; GROUP]) {
+        let Kind::Packed(numbers) = self.kind else { unreachable!("only packed numbers have such groups") };
+        panel[self.number_scales_at(index) + 4 * row..][..4].copy_from_slice(&scale);
+        let to = &mut panel[index * numbers.bytes()..][..numbers.bytes()];
+        match numbers {
+            Numbers::F8 => to[row..].iter_mut().step_by(PANEL).zip(codes).for_each(|(to, code)| *to = *code),
+            Numbers::Nf4 | Numbers::Fp4 => {
+                let pairs = codes.as_chunks::<2>().0.iter().map(|[even, odd]| even | odd << 4);
+                to[row..].iter_mut().step_by(PANEL).zip(pairs).for_each(|(to, pair)| *to = pair);
+            }
+        }
+    }
+
     /// Writes a group of one row of the panel.
     pub(crate) fn put(&self, panel: &mut [u8], row: usize, index: usize, group: &Group) {
         let Kind::Quant(codes, _) = self.kind else { unreachable!("only integers have groups") };
         match codes {
             Codes::Eight => self.put_codes(panel, row, index, &group.codes),
-            Codes::Four | Codes::Five | Codes::Six | Codes::Fp4 => {
+            Codes::Four | Codes::Five | Codes::Six | Codes::E2m1 | Codes::Iq4 => {
                 let (low, high) = group.codes.split_at(GROUP / 2);
                 let pairs: [u8; GROUP / 2] = std::array::from_fn(|k| low[k] & 15 | high[k] << 4);
                 self.put_codes(panel, row, index, &pairs);
@@ -204,7 +271,7 @@ impl Layout {
         let uppers = self.uppers_at(codes, index);
         for (step, four) in group.codes.as_chunks::<4>().0.iter().enumerate() {
             match codes {
-                Codes::Four | Codes::Fp4 | Codes::Eight => {}
+                Codes::Four | Codes::E2m1 | Codes::Iq4 | Codes::Eight => {}
                 Codes::Five => {
                     let bits = four.iter().enumerate().fold(0, |bits, (i, code)| bits | (code >> 4) << i);
                     panel[uppers + step * 8 + row / 2] |= bits << (row % 2 * 4);
@@ -249,6 +316,18 @@ impl Layout {
                 put_half(at + 2 * (PANEL + row), min);
             }
             GroupScale::Power(exponent) => panel[at + row] = exponent,
+            GroupScale::Signed(d, factor) => {
+                put_half(self.supers_at(scales, index) + 2 * row, d);
+                panel[at + row] = factor as u8;
+            }
+            GroupScale::Zero(d, zero) => {
+                put_half(at + 2 * row, d);
+                panel[at + 2 * PANEL + row] = zero;
+            }
+            GroupScale::Wide(scale, zero) => {
+                panel[at + 4 * row..][..4].copy_from_slice(&scale.to_le_bytes());
+                panel[at + 4 * PANEL + row] = zero;
+            }
             GroupScale::Super { d, least, scale, min } => {
                 let supers = self.supers_at(scales, index);
                 put_half(supers + 2 * row, d);

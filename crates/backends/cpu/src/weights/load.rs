@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use half::{bf16, f16};
 use octavo_ops::{BackendError, StorageType, TensorData, Weight, WeightPart, WeightSource};
 
-use super::blocks::{GroupScale, group, half_at, q2k, to_q8};
-use super::layout::{Kind, Layout};
+use super::blocks::{GroupScale, group, half_at, nibbles, q2k, to_q8};
+use super::layout::{Kind, Layout, Numbers};
 use super::{Matrix, PANEL, Part, WeightDtype, kept_as};
 use crate::memory::{Lines, Shared};
 use crate::pool::Pool;
@@ -146,26 +146,44 @@ fn put_rows(layout: &Layout, storage: StorageType, panel: &mut [u8], bytes: &[u8
                 put_groups(layout, storage, panel, row, bytes, values);
             }
         }
+        Kind::Packed(numbers) => {
+            for (row, bytes) in bytes.chunks_exact(row_bytes).enumerate() {
+                put_numbers(layout, numbers, panel, row, bytes);
+            }
+        }
+    }
+}
+
+/// Writes a row of packed numbers into its panel.
+fn put_numbers(layout: &Layout, numbers: Numbers, panel: &mut [u8], row: usize, bytes: &[u8]) {
+    match numbers {
+        Numbers::F8 => {
+            for (index, [a, b, c, d, codes @ ..]) in bytes.as_chunks::<36>().0.iter().enumerate() {
+                layout.put_numbers(panel, row, index, [*a, *b, *c, *d], codes);
+            }
+        }
+        Numbers::Nf4 | Numbers::Fp4 => {
+            for (index, [a, b, c, d, codes @ ..]) in bytes.as_chunks::<20>().0.iter().enumerate() {
+                layout.put_numbers(panel, row, index, [*a, *b, *c, *d], &nibbles(codes));
+            }
+        }
     }
 }
 
 /// Returns floating-point numbers in the type of `kind`, rounded to nearest.
 fn floats(kind: Kind, storage: StorageType, bytes: &[u8]) -> Cow<'_, [u8]> {
-    let stored = match storage {
-        StorageType::F32 => Kind::F32,
-        StorageType::F16 => Kind::F16,
-        _ => Kind::Bf16,
-    };
-    if kind == stored {
+    if let (StorageType::F32, Kind::F32) | (StorageType::F16, Kind::F16) | (StorageType::BF16, Kind::Bf16) =
+        (storage, kind)
+    {
         return Cow::Borrowed(bytes);
     }
-    let mut values = vec![0.0; bytes.len() / storage.block_bytes()];
+    let mut values = vec![0.0; bytes.len() / storage.block_bytes() * storage.block_elements()];
     read_row(storage, bytes, &mut values);
     let values = values.into_iter();
     Cow::Owned(match kind {
         Kind::F16 => values.flat_map(|x| f16::from_f32(x).to_le_bytes()).collect(),
         Kind::Bf16 => values.flat_map(|x| bf16::from_f32(x).to_le_bytes()).collect(),
-        Kind::F32 | Kind::Quant(..) => values.flat_map(f32::to_le_bytes).collect(),
+        Kind::F32 | Kind::Quant(..) | Kind::Packed(_) => values.flat_map(f32::to_le_bytes).collect(),
     })
 }
 
@@ -188,6 +206,9 @@ fn put_groups(layout: &Layout, storage: StorageType, panel: &mut [u8], row: usiz
             });
         }
         StorageType::Mxfp4 => put_stored::<17, 16>(layout, panel, row, bytes, |block| GroupScale::Power(block[0])),
+        StorageType::Int4 => {
+            put_stored::<19, 16>(layout, panel, row, bytes, |block| GroupScale::Zero(half_at(block, 0), block[2]));
+        }
         StorageType::Q8_0 => {
             put_stored::<34, 32>(layout, panel, row, bytes, |block| GroupScale::One(half_at(block, 0)))
         }
@@ -253,11 +274,14 @@ fn read_row(storage: StorageType, bytes: &[u8], out: &mut [f32]) {
                 *out = q2k(block);
             }
         }
-        _ => {
-            for (index, out) in out.as_chunks_mut::<GROUP>().0.iter_mut().enumerate() {
-                *out = group(storage, bytes, index).values(storage);
+        _ => match storage.decoder() {
+            Some(decode) => decode(bytes, out),
+            None => {
+                for (index, out) in out.as_chunks_mut::<GROUP>().0.iter_mut().enumerate() {
+                    *out = group(storage, bytes, index).values(storage);
+                }
             }
-        }
+        },
     }
 }
 

@@ -10,9 +10,9 @@ mod load;
 
 use octavo_ops::StorageType;
 
-pub(crate) use blocks::{FP4_CODES, FP4_OFFSET};
+pub(crate) use blocks::{E2M1_CODES, E2M1_OFFSET, IQ4_CODES, IQ4_OFFSET};
 use blocks::{Group, GroupScale};
-pub(crate) use layout::{Codes, HALVES_OFFSET, Kind, Layout, STEPS, Scales};
+pub(crate) use layout::{Codes, HALVES_OFFSET, Kind, Layout, Numbers, STEPS, Scales};
 pub(crate) use load::{load, load_exactly, load_experts, load_vector};
 
 use crate::memory::Lines;
@@ -54,6 +54,22 @@ impl Matrix {
     }
 }
 
+/// Contiguous panels.
+#[derive(Clone, Copy)]
+pub(crate) struct Panels<'a> {
+    pub(crate) layout: Layout,
+    /// Index of the first panel.
+    pub(crate) first: usize,
+    pub(crate) bytes: &'a [u8],
+}
+
+impl<'a> Panels<'a> {
+    /// Returns the bytes of one panel.
+    pub(crate) fn panel(&self, index: usize) -> &'a [u8] {
+        &self.bytes[(index - self.first) * self.layout.bytes..][..self.layout.bytes]
+    }
+}
+
 impl Part {
     pub(crate) fn panels(&self) -> usize {
         self.rows.div_ceil(PANEL)
@@ -61,7 +77,12 @@ impl Part {
 
     /// Returns the bytes of one panel.
     pub(crate) fn panel(&self, index: usize) -> &[u8] {
-        &self.data[index * self.layout.bytes..][..self.layout.bytes]
+        self.stored().panel(index)
+    }
+
+    /// Returns all panels.
+    pub(crate) fn stored(&self) -> Panels<'_> {
+        Panels { layout: self.layout, first: 0, bytes: &self.data }
     }
 
     /// Returns the number of existing rows in a panel: all, except in the last.
@@ -102,6 +123,12 @@ pub(crate) fn kept_as(storage: StorageType, dtype: WeightDtype) -> StorageType {
         StorageType::Q2K => StorageType::Q8_0,
         // The target has the same scales and more bits, so nothing is lost.
         StorageType::Q3K => StorageType::Q6K,
+        // They are multiplied as bf16, so that another type has to be kept.
+        StorageType::F8E4M3 | StorageType::Nf4 | StorageType::Fp4 => match dtype {
+            WeightDtype::F32 => StorageType::F32,
+            WeightDtype::F16 => StorageType::F16,
+            WeightDtype::AsStored | WeightDtype::Halves | WeightDtype::Bf16 => storage,
+        },
         other => other,
     }
 }

@@ -15,6 +15,8 @@ pub(crate) enum Quantisation {
     },
     /// FP8 (E4M3), as DeepSeek and Qwen publish it.
     Float8(Float8),
+    /// FP8 (E4M3) of NVIDIA's ModelOpt, with the same tensors.
+    ModelOpt(Float8),
     CompressedTensors(Float8),
     BitsAndBytes,
 }
@@ -62,10 +64,11 @@ impl Quantisation {
             "fp8" => Self::Float8(float8(&found)?),
             "compressed-tensors" => Self::CompressedTensors(compressed_tensors(&found)?),
             "bitsandbytes" => Self::BitsAndBytes,
+            "modelopt" => Self::ModelOpt(model_opt(&found)?),
             other => {
                 return Err(ConfigError::Unsupported(format!(
                     "the quantisation method '{}' of this checkpoint (supported: gptq, awq, fp8, compressed-tensors, \
-                     bitsandbytes)",
+                     bitsandbytes, modelopt)",
                     other.escape_debug()
                 )));
             }
@@ -80,6 +83,7 @@ impl Quantisation {
             Self::Float8(_) => "fp8",
             Self::CompressedTensors(_) => "compressed-tensors",
             Self::BitsAndBytes => "bitsandbytes",
+            Self::ModelOpt(_) => "modelopt",
         }
     }
 }
@@ -124,6 +128,14 @@ fn float8(fields: &Fields<'_>) -> Result<Float8, ConfigError> {
         return Err(unsupported("FP8", "fmt", format));
     }
     block(fields.usizes("weight_block_size")?)
+}
+
+fn model_opt(fields: &Fields<'_>) -> Result<Float8, ConfigError> {
+    let algorithm = fields.str("quant_algo")?.unwrap_or("unknown");
+    match algorithm {
+        "FP8" | "FP8_PER_CHANNEL_PER_TOKEN" | "FP8_PB_WO" => block(None),
+        other => Err(unsupported("ModelOpt", "quant_algo", other)),
+    }
 }
 
 fn block(found: Option<Vec<usize>>) -> Result<Float8, ConfigError> {

@@ -1,13 +1,14 @@
-//! Integers with scales, and with zero points: GPTQ, AWQ, and the integer formats of compressed-tensors.
+//! Integers with scales, and with zero points: GPTQ, AWQ, the integer formats of compressed-tensors, and the 8-bit one of
+//! bitsandbytes.
 
 use half::f16;
 use octavo_ops::{StorageType, TensorData, WeightError};
 
 use super::config::Gptq;
-use super::tensors::{Bytes, I8, Module};
+use super::tensors::{Bytes, I8, Module, U8};
 
-/// Elements in a block of Q4_0 and of Q8_0.
-const BLOCK: usize = 32;
+/// Elements in a block of the storage types of integers.
+pub(super) const BLOCK: usize = 32;
 
 /// A matrix `[rows, cols]` of values `(code − zero) · scale`.
 pub(super) struct Integers {
@@ -38,19 +39,19 @@ enum Groups {
 }
 
 impl Integers {
-    /// Returns the storage type that holds the same values: integers of the same width, if the zero points are the middle
-    /// and the scales are exact in f16.
+    /// Returns the storage type that holds the same values in the fewest bytes. Scales that are not exact in f16 are kept in
+    /// f32, and columns that are not in order of their groups as numbers.
     pub(super) fn storage(&self) -> StorageType {
-        let whole = matches!(self.groups, Groups::Of(size) if size.is_multiple_of(BLOCK));
-        let exact = |&scale: &f32| f16::from_f32(scale).to_f32() == scale;
-        let is_packed = whole
-            && self.cols.is_multiple_of(BLOCK)
-            && matches!(self.zeros, Zeros::Middle)
-            && self.scales.iter().all(exact);
-        match self.bits {
-            4 if is_packed => StorageType::Q4_0,
-            8 if is_packed => StorageType::Q8_0,
-            _ => StorageType::F32,
+        let whole = matches!(self.groups, Groups::Of(size) if size.is_multiple_of(BLOCK) || size == self.cols);
+        if !whole || !self.cols.is_multiple_of(BLOCK) {
+            return StorageType::F32;
+        }
+        let exact = self.scales.iter().all(|&scale| f16::from_f32(scale).to_f32() == scale);
+        match (self.bits, &self.zeros) {
+            (4, Zeros::Middle) if exact => StorageType::Q4_0,
+            (8, Zeros::Middle) if exact => StorageType::Q8_0,
+            (2 | 4, _) if exact => StorageType::Int4,
+            _ => StorageType::Int8,
         }
     }
 
@@ -65,9 +66,17 @@ impl Integers {
                 continue;
             }
             for (block, codes) in codes.as_chunks::<BLOCK>().0.iter().enumerate() {
-                bytes.extend(f16::from_f32(self.scales[self.at(block * BLOCK, row)]).to_le_bytes());
+                let at = self.at(block * BLOCK, row);
                 match storage {
-                    StorageType::Q4_0 => bytes.extend((0..BLOCK / 2).map(|i| codes[i] | codes[i + BLOCK / 2] << 4)),
+                    StorageType::Int8 => bytes.extend(self.scales[at].to_le_bytes()),
+                    _ => bytes.extend(f16::from_f32(self.scales[at]).to_le_bytes()),
+                }
+                if matches!(storage, StorageType::Int4 | StorageType::Int8) {
+                    bytes.push(self.zero(at));
+                }
+                match storage {
+                    StorageType::Q4_0 | StorageType::Int4 => bytes.extend(nibbles(codes)),
+                    StorageType::Int8 => bytes.extend(codes),
                     _ => bytes.extend(codes.map(|code| code.wrapping_sub(middle))),
                 }
             }
@@ -85,15 +94,18 @@ impl Integers {
     }
 
     fn values(&self, row: usize, codes: &[u8]) -> impl Iterator<Item = f32> {
-        let middle = f32::from(1u8 << (self.bits - 1));
         codes.iter().enumerate().map(move |(col, &code)| {
             let at = self.at(col, row);
-            let zero = match &self.zeros {
-                Zeros::Middle => middle,
-                Zeros::Each(zeros) => f32::from(zeros[at]),
-            };
-            (f32::from(code) - zero) * self.scales[at]
+            (f32::from(code) - f32::from(self.zero(at))) * self.scales[at]
         })
+    }
+
+    /// Returns the zero point beside the scale at a place.
+    fn zero(&self, at: usize) -> u8 {
+        match &self.zeros {
+            Zeros::Middle => 1 << (self.bits - 1),
+            Zeros::Each(zeros) => zeros[at],
+        }
     }
 
     /// Checks the sizes of scales and zero points, and replaces names of groups that only count them.
@@ -123,6 +135,11 @@ impl Integers {
         }
         Ok(self)
     }
+}
+
+/// Packs codes of a block: those of the first half in the low nibbles, the others in the high ones.
+pub(super) fn nibbles(codes: &[u8; BLOCK]) -> [u8; BLOCK / 2] {
+    std::array::from_fn(|i| codes[i] | codes[i + BLOCK / 2] << 4)
 }
 
 /// Returns the `bits`-bit fields of a word, lowest first.
@@ -267,4 +284,19 @@ pub(super) fn int8(module: &Module<'_>, values: bool) -> Result<Integers, Weight
     };
     let groups = Groups::Of(cols.max(1));
     Integers { rows, cols, bits: 8, codes, zeros, scales, groups }.checked(module, "weight_scale")
+}
+
+/// Reads a module of bitsandbytes with a byte for each integer, and the largest magnitude of each row.
+pub(super) fn scaled_rows(module: &Module<'_>, values: bool) -> Result<Integers, WeightError> {
+    let Bytes { shape, bytes } = module.bytes("weight", &[I8])?;
+    let &[rows, cols] = shape else {
+        return Err(module.invalid("weight", format!("its shape {shape:?} is not that of a matrix")));
+    };
+    if module.has("weight_format") && module.bytes("weight_format", &[U8])?.bytes != [0] {
+        return Err(module.invalid("weight_format", "its rows are not in order"));
+    }
+    let codes = if values { bytes.iter().map(|byte| byte.wrapping_add(128)).collect() } else { Vec::new() };
+    let scales = module.numbers("SCB")?.1.into_iter().map(|largest| largest / 127.0).collect();
+    let (zeros, groups) = (Zeros::Middle, Groups::Of(cols.max(1)));
+    Integers { rows, cols, bits: 8, codes, zeros, scales, groups }.checked(module, "SCB")
 }

@@ -1,8 +1,10 @@
-//! Weights of Hugging Face directories that are quantised by GPTQ, AWQ, FP8, compressed-tensors or bitsandbytes.
+//! Weights of Hugging Face directories that are quantised by GPTQ, AWQ, FP8, compressed-tensors, bitsandbytes or
+//! ModelOpt.
 //!
 //! A quantised module `P` has tensors such as `P.qweight` and `P.scales` in the place of `P.weight`. They are read under the
-//! name `P.weight`. Where a storage type holds the same values (4 or 8 bits with scales that are exact in f16), the tensor
-//! has that type and stays packed. Everything else is read as f32, in which the values of all these formats are exact.
+//! name `P.weight`, in the storage type that holds the same values in the fewest bytes. A module that does not consist of
+//! whole blocks of such a type, or whose inputs are not in order of their groups, is read as f32, in which the values of all
+//! these formats are exact.
 
 mod config;
 mod float8;
@@ -21,8 +23,8 @@ use integers::Integers;
 enum Matrix {
     /// Integers with scales.
     Integers(Integers),
-    /// Values in f32.
-    Values { rows: usize, cols: usize, values: Vec<f32> },
+    /// Blocks of a storage type; none if only the shape was asked for.
+    Blocks { storage: StorageType, rows: usize, cols: usize, bytes: Vec<u8> },
 }
 
 /// The weight of a quantised module.
@@ -39,7 +41,7 @@ impl Quantisation {
         let has = |suffix: &str| checkpoint.has_tensor(&format!("{module}.{suffix}"));
         let is_quantised = match self {
             Self::Gptq(_) | Self::Awq { .. } => has("qweight"),
-            Self::Float8(_) => dtype() == Some(tensors::F8_E4M3),
+            Self::Float8(_) | Self::ModelOpt(_) => dtype() == Some(tensors::F8_E4M3),
             Self::CompressedTensors(_) => {
                 has("weight_packed") || matches!(dtype(), Some(tensors::I8 | tensors::F8_E4M3))
             }
@@ -54,7 +56,7 @@ impl QuantisedWeight<'_> {
     pub(super) fn describe(&self, checkpoint: &Checkpoint) -> Result<(StorageType, Vec<usize>), WeightError> {
         Ok(match self.matrix(checkpoint, false)? {
             Matrix::Integers(integers) => (integers.storage(), vec![integers.rows, integers.cols]),
-            Matrix::Values { rows, cols, .. } => (StorageType::F32, vec![rows, cols]),
+            Matrix::Blocks { storage, rows, cols, .. } => (storage, vec![rows, cols]),
         })
     }
 
@@ -62,9 +64,8 @@ impl QuantisedWeight<'_> {
     pub(super) fn read(&self, checkpoint: &Checkpoint) -> Result<TensorData<'static>, WeightError> {
         match self.matrix(checkpoint, true)? {
             Matrix::Integers(integers) => Ok(integers.into_tensor()),
-            Matrix::Values { rows, cols, values } => {
-                let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>();
-                Ok(TensorData { storage: StorageType::F32, shape: vec![rows, cols], bytes: bytes.into() })
+            Matrix::Blocks { storage, rows, cols, bytes } => {
+                Ok(TensorData { storage, shape: vec![rows, cols], bytes: bytes.into() })
             }
         }
     }
@@ -75,13 +76,15 @@ impl QuantisedWeight<'_> {
         match self.quantisation {
             Quantisation::Gptq(config) => integers::gptq(&module, *config, values).map(Matrix::Integers),
             Quantisation::Awq { symmetric } => integers::awq(&module, *symmetric, values).map(Matrix::Integers),
-            Quantisation::Float8(config) => float8::read(&module, *config, values),
+            Quantisation::Float8(config) | Quantisation::ModelOpt(config) => float8::read(&module, *config, values),
             Quantisation::CompressedTensors(config) => match module.dtype("weight") {
                 Some(tensors::F8_E4M3) => float8::read(&module, *config, values),
                 Some(_) => integers::int8(&module, values).map(Matrix::Integers),
                 None => integers::packed(&module, values).map(Matrix::Integers),
             },
-            Quantisation::BitsAndBytes if module.has("SCB") => nf4::int8(&module, values),
+            Quantisation::BitsAndBytes if module.has("SCB") => {
+                integers::scaled_rows(&module, values).map(Matrix::Integers)
+            }
             Quantisation::BitsAndBytes => nf4::read(&module, values),
         }
     }

@@ -1,10 +1,11 @@
-//! Weights of bitsandbytes: 4-bit codes of a table with a scale for each block, and 8-bit integers with one for each row.
+//! Weights of bitsandbytes in 4 bits: codes of a table with a scale for each block.
 
-use octavo_ops::WeightError;
+use octavo_ops::{FP4_VALUES, NF4_VALUES, StorageType, WeightError};
 use serde_json::Value;
 
 use super::Matrix;
-use super::tensors::{Bytes, I8, Module, U8};
+use super::integers::{BLOCK, nibbles};
+use super::tensors::{Bytes, Module, U8};
 
 /// JSON with the shape and the sizes of blocks; the end of the name is the kind of codes.
 const STATES: [&str; 2] = ["weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4"];
@@ -29,17 +30,33 @@ pub(super) fn read(module: &Module<'_>, values: bool) -> Result<Matrix, WeightEr
     if !cols.is_multiple_of(block) {
         return Err(module.invalid("weight", format!("its {cols} inputs are no whole blocks of {block}")));
     }
+    let (_, map) = module.numbers("weight.quant_map")?;
+    let storage = match map {
+        _ if !block.is_multiple_of(BLOCK) => StorageType::F32,
+        _ if map == NF4_VALUES => StorageType::Nf4,
+        _ if map == FP4_VALUES => StorageType::Fp4,
+        _ => StorageType::F32,
+    };
     if !values {
-        return Ok(Matrix::Values { rows, cols, values: Vec::new() });
+        return Ok(Matrix::Blocks { storage, rows, cols, bytes: Vec::new() });
     }
     let scales = scales(module, &state, suffix)?;
-    let (_, map) = module.numbers("weight.quant_map")?;
     if map.len() != 16 || scales.len() != elements.div_ceil(block) {
         return Err(module.invalid("weight.absmax", "its size does not fit the codes"));
     }
-    let codes = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]).take(elements);
-    let value = |(element, code): (usize, u8)| map[usize::from(code)] * scales[element / block];
-    Ok(Matrix::Values { rows, cols, values: codes.enumerate().map(value).collect() })
+    let codes: Vec<u8> = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]).take(elements).collect();
+    let bytes = match storage {
+        StorageType::F32 => {
+            let value = |(element, code): (usize, &u8)| map[usize::from(*code)] * scales[element / block];
+            codes.iter().enumerate().map(value).flat_map(f32::to_le_bytes).collect()
+        }
+        _ => {
+            let blocks = codes.as_chunks::<BLOCK>().0.iter();
+            let scales = blocks.clone().enumerate().map(|(at, _)| scales[at * BLOCK / block].to_le_bytes());
+            blocks.zip(scales).flat_map(|(codes, scale)| scale.into_iter().chain(nibbles(codes))).collect()
+        }
+    };
+    Ok(Matrix::Blocks { storage, rows, cols, bytes })
 }
 
 /// Returns the scales of blocks, which may be quantised themselves.
@@ -58,28 +75,4 @@ fn scales(module: &Module<'_>, state: &Value, suffix: &str) -> Result<Vec<f32>, 
     }
     let scale = |(at, code): (usize, &u8)| map[usize::from(*code)] * nested[at / block] + offset as f32;
     Ok(bytes.iter().enumerate().map(scale).collect())
-}
-
-/// Reads 8-bit integers. Without `values`, there is only the shape.
-pub(super) fn int8(module: &Module<'_>, values: bool) -> Result<Matrix, WeightError> {
-    let Bytes { shape, bytes } = module.bytes("weight", &[I8])?;
-    let &[rows, cols] = shape else {
-        return Err(module.invalid("weight", format!("its shape {shape:?} is not that of a matrix")));
-    };
-    if module.has("weight_format") && module.bytes("weight_format", &[U8])?.bytes != [0] {
-        return Err(module.invalid("weight_format", "its rows are not in order"));
-    }
-    if !values {
-        return Ok(Matrix::Values { rows, cols, values: Vec::new() });
-    }
-    let (_, largest) = module.numbers("SCB")?;
-    if largest.len() != rows {
-        return Err(module.invalid("SCB", format!("it has {} elements for {rows} rows", largest.len())));
-    }
-    let rows_of = bytes.chunks_exact(cols.max(1)).zip(&largest);
-    let row = |(codes, largest): (&[u8], &f32)| {
-        let scale = largest / 127.0;
-        codes.iter().map(|&code| f32::from(code as i8) * scale).collect::<Vec<_>>()
-    };
-    Ok(Matrix::Values { rows, cols, values: rows_of.flat_map(row).collect() })
 }

@@ -17,10 +17,10 @@ use super::{Quant, Range, Store, Tile};
 use crate::Isa;
 use crate::activation::TILE;
 use crate::rows::GROUP;
-use crate::weights::{Codes, HALVES_OFFSET, Kind, Layout, PANEL, Part};
+use crate::weights::{Codes, HALVES_OFFSET, Kind, Layout, PANEL, Panels, Part};
 pub(super) use dense::dense;
 use multiply::{Bytes, Dots, Fours, Matrices, Multiply};
-use read::{Bytewise, Eight, Five, Four, Fp4, GroupScales, REGISTERS, ReadCodes, Six, Steps, Stored};
+use read::{Bytewise, E2m1, Eight, Five, Four, GroupScales, Iq4, REGISTERS, ReadCodes, Six, Steps, Stored};
 
 /// Number of output rows in a register.
 const LANES: usize = 4;
@@ -61,19 +61,19 @@ pub(super) unsafe fn integers(isa: Isa, part: &Part, panels: Range, input: Quant
 /// # Safety
 /// NEON with bf16 must be available.
 pub(super) unsafe fn bf16_rows(
-    part: &Part,
+    weights: Panels<'_>,
     panels: Range,
     (input, stride): (&[u16], usize),
     rows: Range,
     store: Store<'_>,
 ) {
-    let cols = part.layout.cols;
+    let cols = weights.layout.cols;
     let mut results = [[0.0; PANEL]; bf16::ROWS];
     for panel in panels {
         for first in rows.clone().step_by(bf16::ROWS) {
             let results = &mut results[..(rows.end - first).min(bf16::ROWS)];
             // SAFETY: the caller guarantees this.
-            unsafe { bf16::multiply(part.panel(panel), cols, (&input[first * stride..], stride), results) };
+            unsafe { bf16::multiply(weights.panel(panel), cols, (&input[first * stride..], stride), results) };
             store(first, panel, results);
         }
     }
@@ -113,7 +113,8 @@ macro_rules! tiles {
         match $layout.kind {
             Kind::Quant(Codes::Four, _) => tile!(Four),
             Kind::Quant(Codes::Five, _) => tile!(Five),
-            Kind::Quant(Codes::Fp4, _) => tile!(Fp4),
+            Kind::Quant(Codes::E2m1, _) => tile!(E2m1),
+            Kind::Quant(Codes::Iq4, _) => tile!(Iq4),
             Kind::Quant(Codes::Six, _) => tile!(Six),
             Kind::Quant(Codes::Eight, _) => tile!(Eight),
             other => unreachable!("{other:?} is no kind of integers"),

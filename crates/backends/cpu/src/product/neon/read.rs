@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use super::LANES;
 use crate::memory::LINE;
-use crate::weights::{Codes, FP4_CODES, FP4_OFFSET, Layout, PANEL, STEPS, Scales};
+use crate::weights::{Codes, E2M1_CODES, E2M1_OFFSET, IQ4_CODES, IQ4_OFFSET, Layout, PANEL, STEPS, Scales};
 
 /// Number of registers in a step of a panel, and of registers of f32 for its output rows.
 pub(super) const REGISTERS: usize = PANEL / LANES;
@@ -137,7 +137,8 @@ pub(super) trait ReadCodes {
 pub(super) struct Four;
 pub(super) struct Five;
 pub(super) struct Six;
-pub(super) struct Fp4;
+pub(super) struct E2m1;
+pub(super) struct Iq4;
 pub(super) struct Eight;
 
 impl ReadCodes for Four {
@@ -150,20 +151,25 @@ impl ReadCodes for Four {
     }
 }
 
-impl ReadCodes for Fp4 {
+impl ReadCodes for E2m1 {
     const PAUSE: usize = 8;
 
     #[inline(always)]
     unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> Step {
-        // SAFETY: the caller guarantees this; the table has sixteen bytes.
-        unsafe {
-            let table = vld1q_u8(FP4_CODES.as_ptr());
-            let mut codes = nibbles(panel.add(layout.codes_at(Codes::Fp4, group)), step);
-            for codes in &mut codes {
-                *codes = vqtbl1q_u8(table, *codes);
-            }
-            signed(codes)
-        }
+        // SAFETY: the caller guarantees this.
+        unsafe { signed(looked_up(&E2M1_CODES, nibbles(panel.add(layout.codes_at(Codes::E2m1, group)), step))) }
+    }
+}
+
+impl ReadCodes for Iq4 {
+    const OFFSET: i32 = IQ4_OFFSET as i32;
+    const PAUSE: usize = 2;
+
+    #[inline(always)]
+    unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> Step {
+        const { assert!(IQ4_OFFSET == 128) };
+        // SAFETY: the caller guarantees this.
+        unsafe { centred(looked_up(&IQ4_CODES, nibbles(panel.add(layout.codes_at(Codes::Iq4, group)), step))) }
     }
 }
 
@@ -209,13 +215,7 @@ impl ReadCodes for Eight {
     #[inline(always)]
     unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> Step {
         // SAFETY: the caller guarantees this.
-        unsafe {
-            let mut codes = line(panel.add(layout.codes_at(Codes::Eight, group) + step * LINE));
-            for codes in &mut codes {
-                *codes = veorq_u8(*codes, vdupq_n_u8(128));
-            }
-            signed(codes)
-        }
+        unsafe { centred(line(panel.add(layout.codes_at(Codes::Eight, group) + step * LINE))) }
     }
 }
 
@@ -230,6 +230,31 @@ unsafe fn signed(codes: [uint8x16_t; REGISTERS]) -> Step {
     let [a, b, c, d] = codes;
     // SAFETY: the caller of `step` guarantees this.
     unsafe { [vreinterpretq_s8_u8(a), vreinterpretq_s8_u8(b), vreinterpretq_s8_u8(c), vreinterpretq_s8_u8(d)] }
+}
+
+/// Subtracts 128 from codes.
+#[inline(always)]
+unsafe fn centred(mut codes: [uint8x16_t; REGISTERS]) -> Step {
+    // SAFETY: the caller of `step` guarantees this.
+    unsafe {
+        for codes in &mut codes {
+            *codes = veorq_u8(*codes, vdupq_n_u8(128));
+        }
+        signed(codes)
+    }
+}
+
+/// Replaces codes by the values of a table.
+#[inline(always)]
+unsafe fn looked_up(table: &[u8; 16], mut codes: [uint8x16_t; REGISTERS]) -> [uint8x16_t; REGISTERS] {
+    // SAFETY: the caller of `step` guarantees this; the table has sixteen bytes.
+    unsafe {
+        let table = vld1q_u8(table.as_ptr());
+        for codes in &mut codes {
+            *codes = vqtbl1q_u8(table, *codes);
+        }
+        codes
+    }
 }
 
 /// Unpacks nibbles: those of step j are the low ones of line j, those of step j + 4 its high ones.
@@ -315,25 +340,58 @@ pub(super) unsafe fn scales(panel: *const u8, layout: &Layout, kind: Scales, ind
             Scales::Halves => (halves(supers), [vdupq_n_f32(0.0); REGISTERS]),
             Scales::Power => {
                 let scales = powers(at);
-                (scales, scaled(scales, [vdupq_n_f32(-f32::from(FP4_OFFSET)); REGISTERS]))
+                (scales, scaled(scales, [vdupq_n_f32(-f32::from(E2M1_OFFSET)); REGISTERS]))
+            }
+            Scales::Signed => {
+                let [a, b, c, d] = factors(at);
+                let factors = [vcvtq_f32_s32(a), vcvtq_f32_s32(b), vcvtq_f32_s32(c), vcvtq_f32_s32(d)];
+                let scales = scaled(halves(supers), factors);
+                (scales, scaled(scales, [vdupq_n_f32(-f32::from(IQ4_OFFSET)); REGISTERS]))
+            }
+            Scales::Zero => {
+                let scales = halves(at);
+                (scales, below_zero(scales, at.add(2 * PANEL)))
+            }
+            Scales::Wide => {
+                let wide = at.cast::<f32>();
+                let scales = [
+                    vld1q_f32(wide),
+                    vld1q_f32(wide.add(LANES)),
+                    vld1q_f32(wide.add(2 * LANES)),
+                    vld1q_f32(wide.add(3 * LANES)),
+                ];
+                (scales, below_zero(scales, at.add(4 * PANEL)))
             }
         };
         let mut group = GroupScales { scales, minima, factors: None };
         if matches!(kind, Scales::Halves) {
-            let mut factors = [[vdupq_n_s32(0); REGISTERS]; 2];
-            for (half, factors) in factors.iter_mut().enumerate() {
-                let bytes = vld1q_s8(at.add(half * PANEL).cast());
-                let (low, high) = (vmovl_s8(vget_low_s8(bytes)), vmovl_high_s8(bytes));
-                *factors = [
-                    vmovl_s16(vget_low_s16(low)),
-                    vmovl_high_s16(low),
-                    vmovl_s16(vget_low_s16(high)),
-                    vmovl_high_s16(high),
-                ];
-            }
-            group.factors = Some(factors);
+            group.factors = Some([factors(at), factors(at.add(PANEL))]);
         }
         group
+    }
+}
+
+/// Reads sixteen factors.
+#[inline(always)]
+unsafe fn factors(at: *const u8) -> [int32x4_t; REGISTERS] {
+    // SAFETY: the caller of `scales` guarantees this.
+    unsafe {
+        let bytes = vld1q_s8(at.cast());
+        let (low, high) = (vmovl_s8(vget_low_s8(bytes)), vmovl_high_s8(bytes));
+        [vmovl_s16(vget_low_s16(low)), vmovl_high_s16(low), vmovl_s16(vget_low_s16(high)), vmovl_high_s16(high)]
+    }
+}
+
+/// Returns the minima that sixteen zero points make.
+#[inline(always)]
+unsafe fn below_zero(scales: [float32x4_t; REGISTERS], zeros: *const u8) -> [float32x4_t; REGISTERS] {
+    // SAFETY: the caller of `scales` guarantees this.
+    unsafe {
+        let mut zeros = integers(zeros);
+        for zeros in &mut zeros {
+            *zeros = vnegq_f32(*zeros);
+        }
+        scaled(zeros, scales)
     }
 }
 

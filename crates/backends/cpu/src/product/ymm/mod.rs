@@ -15,7 +15,7 @@ use crate::activation::TILE;
 use crate::memory::Lines;
 use crate::rows::{GROUP, LOW_BITS};
 use crate::weights::{Codes, HALVES_OFFSET, Kind, Layout, PANEL, STEPS};
-use read::{Bytewise, Eight, Five, Four, Fp4, GroupScales, ReadCodes, Six, Steps, Stored};
+use read::{Bytewise, E2m1, Eight, Five, Four, GroupScales, Iq4, ReadCodes, Six, Steps, Stored};
 
 /// Number of output rows in a register, of which a panel needs two.
 const LANES: usize = 8;
@@ -184,7 +184,7 @@ pub(super) struct TileRows<'a> {
 
 /// Returns whether codes of this layout are multiplied in 16 bits, unless there is AVX-VNNI.
 fn needs_words(layout: &Layout) -> bool {
-    matches!(layout.kind, Kind::Quant(Codes::Six | Codes::Eight, _))
+    matches!(layout.kind, Kind::Quant(Codes::Six | Codes::Eight | Codes::Iq4, _))
 }
 
 impl<'a> TileRows<'a> {
@@ -246,7 +246,8 @@ pub(super) unsafe fn multiply(
         match layout.kind {
             Kind::Quant(Codes::Four, _) => tile!(Four, 8),
             Kind::Quant(Codes::Five, _) => tile!(Five, 4),
-            Kind::Quant(Codes::Fp4, _) => tile!(Fp4, 4),
+            Kind::Quant(Codes::E2m1, _) => tile!(E2m1, 4),
+            Kind::Quant(Codes::Iq4, _) => tile::<Iq4, Words>(panel, layout, rows, ahead, results),
             Kind::Quant(Codes::Six, _) => tile::<Six, Words>(panel, layout, rows, ahead, results),
             Kind::Quant(Codes::Eight, _) => tile::<Eight, Words>(panel, layout, rows, ahead, results),
             other => unreachable!("{other:?} is no kind of integers"),
@@ -280,7 +281,8 @@ pub(super) unsafe fn multiply_vnni(
         match layout.kind {
             Kind::Quant(Codes::Four, _) => tile!(Four),
             Kind::Quant(Codes::Five, _) => tile!(Five),
-            Kind::Quant(Codes::Fp4, _) => tile!(Fp4),
+            Kind::Quant(Codes::E2m1, _) => tile!(E2m1),
+            Kind::Quant(Codes::Iq4, _) => tile!(Iq4),
             Kind::Quant(Codes::Six, _) => tile!(Six),
             Kind::Quant(Codes::Eight, _) => tile!(Eight),
             other => unreachable!("{other:?} is no kind of integers"),

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use super::LANES;
 use crate::memory::LINE;
-use crate::weights::{Codes, FP4_CODES, FP4_OFFSET, Layout, PANEL, STEPS, Scales};
+use crate::weights::{Codes, E2M1_CODES, E2M1_OFFSET, IQ4_CODES, IQ4_OFFSET, Layout, PANEL, STEPS, Scales};
 
 /// Codes of a group of a panel as bytes, by step: four inputs of sixteen output rows.
 #[repr(align(64))]
@@ -112,7 +112,8 @@ pub(super) trait ReadCodes {
 pub(super) struct Four;
 pub(super) struct Five;
 pub(super) struct Six;
-pub(super) struct Fp4;
+pub(super) struct E2m1;
+pub(super) struct Iq4;
 pub(super) struct Eight;
 
 impl ReadCodes for Four {
@@ -123,15 +124,19 @@ impl ReadCodes for Four {
     }
 }
 
-impl ReadCodes for Fp4 {
+impl ReadCodes for E2m1 {
     #[inline(always)]
     unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> [__m256i; 2] {
-        // SAFETY: the caller guarantees this; the table has sixteen bytes.
-        unsafe {
-            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(FP4_CODES.as_ptr().cast()));
-            let [first, second] = nibbles(panel.add(layout.codes_at(Codes::Fp4, group)), step);
-            [_mm256_shuffle_epi8(table, first), _mm256_shuffle_epi8(table, second)]
-        }
+        // SAFETY: the caller guarantees this.
+        unsafe { looked_up(&E2M1_CODES, nibbles(panel.add(layout.codes_at(Codes::E2m1, group)), step)) }
+    }
+}
+
+impl ReadCodes for Iq4 {
+    #[inline(always)]
+    unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> [__m256i; 2] {
+        // SAFETY: the caller guarantees this.
+        unsafe { looked_up(&IQ4_CODES, nibbles(panel.add(layout.codes_at(Codes::Iq4, group)), step)) }
     }
 }
 
@@ -206,6 +211,12 @@ unsafe fn pair_of(scales: Scales, at: *const u8, supers: *const u8, lanes: usize
                 (scale, _mm256_mul_ps(negative, bytes(at.add(PANEL + lanes))))
             }
             Scales::Halves => (halves(supers, lanes), _mm256_setzero_ps()),
+            Scales::Signed => {
+                let scale = _mm256_mul_ps(halves(supers, lanes), _mm256_cvtepi32_ps(factors(at.add(lanes))));
+                (scale, _mm256_mul_ps(scale, _mm256_set1_ps(-f32::from(IQ4_OFFSET))))
+            }
+            Scales::Zero => below_zero(halves(at, lanes), at.add(2 * PANEL + lanes)),
+            Scales::Wide => below_zero(_mm256_loadu_ps(at.cast::<f32>().add(lanes)), at.add(4 * PANEL + lanes)),
             Scales::Power => {
                 let exponents = _mm256_cvtepu8_epi32(_mm_loadl_epi64(at.add(lanes).cast()));
                 // Half of 2^(exponent − 127). The two smallest are denormal.
@@ -213,10 +224,27 @@ unsafe fn pair_of(scales: Scales, at: *const u8, supers: *const u8, lanes: usize
                 let denormal = _mm256_sllv_epi32(_mm256_set1_epi32(0x20_0000), exponents);
                 let is_normal = _mm256_cmpgt_epi32(exponents, _mm256_set1_epi32(1));
                 let scale = _mm256_castsi256_ps(_mm256_blendv_epi8(denormal, normal, is_normal));
-                (scale, _mm256_mul_ps(scale, _mm256_set1_ps(-f32::from(FP4_OFFSET))))
+                (scale, _mm256_mul_ps(scale, _mm256_set1_ps(-f32::from(E2M1_OFFSET))))
             }
         }
     }
+}
+
+/// Replaces codes by the values of a table.
+#[inline(always)]
+unsafe fn looked_up(table: &[u8; 16], [first, second]: [__m256i; 2]) -> [__m256i; 2] {
+    // SAFETY: the caller of `step` guarantees this; the table has sixteen bytes.
+    unsafe {
+        let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+        [_mm256_shuffle_epi8(table, first), _mm256_shuffle_epi8(table, second)]
+    }
+}
+
+/// Returns scales with the minima that eight zero points make.
+#[inline(always)]
+unsafe fn below_zero(scale: __m256, zeros: *const u8) -> (__m256, __m256) {
+    // SAFETY: the caller of `scales` guarantees this.
+    unsafe { (scale, _mm256_mul_ps(_mm256_sub_ps(_mm256_setzero_ps(), bytes(zeros)), scale)) }
 }
 
 /// Adds the fifth bits, a mask of 64 for each step.

@@ -1,6 +1,10 @@
 //! Storage types of the weights in a checkpoint.
 
+mod decode;
+
 use std::fmt;
+
+pub use decode::{Decoder, E2M1_DOUBLED, FP4_VALUES, IQ4_VALUES, NF4_VALUES, e4m3, e8m0_halved, iq4_xs_factor};
 
 /// Storage type of (a part of) a weight, with the block sizes of the GGML formats.
 ///
@@ -35,11 +39,26 @@ pub enum StorageType {
     Q6K,
     /// 4-bit floating-point blocks of 32 (e2m1) with a power of two as scale (e8m0): MXFP4.
     Mxfp4,
+    /// 4-bit blocks of 32 with an f16 scale. Codes are indices of [`IQ4_VALUES`].
+    Iq4Nl,
+    /// 4-bit super-blocks of 256 with the codes of [`StorageType::Iq4Nl`].
+    Iq4Xs,
+    /// 4-bit integers in blocks of 32: an f16 scale, an 8-bit zero point, and codes as in Q4_0. A weight is
+    /// `(code − zero) · scale`.
+    Int4,
+    /// 8-bit unsigned integers in blocks of 32: an f32 scale, an 8-bit zero point, and a byte for each code.
+    Int8,
+    /// 8-bit floating-point numbers (e4m3, without infinities) in blocks of 32, after an f32 scale.
+    F8E4M3,
+    /// 4-bit codes of [`NF4_VALUES`] in blocks of 32: an f32 scale, and codes as in Q4_0.
+    Nf4,
+    /// 4-bit codes of [`FP4_VALUES`] in blocks of 32: an f32 scale, and codes as in Q4_0.
+    Fp4,
 }
 
 impl StorageType {
     /// All storage types, in the order of the enum.
-    pub const ALL: [StorageType; 14] = [
+    pub const ALL: [StorageType; 21] = [
         StorageType::F32,
         StorageType::F16,
         StorageType::BF16,
@@ -54,14 +73,22 @@ impl StorageType {
         StorageType::Q5K,
         StorageType::Q6K,
         StorageType::Mxfp4,
+        StorageType::Iq4Nl,
+        StorageType::Iq4Xs,
+        StorageType::Int4,
+        StorageType::Int8,
+        StorageType::F8E4M3,
+        StorageType::Nf4,
+        StorageType::Fp4,
     ];
 
     /// Returns the number of elements in a block; 1 for the plain types.
     pub const fn block_elements(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::BF16 => 1,
-            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Mxfp4 => 32,
-            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K => 256,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Mxfp4 | Self::Iq4Nl => 32,
+            Self::Int4 | Self::Int8 | Self::F8E4M3 | Self::Nf4 | Self::Fp4 => 32,
+            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs => 256,
         }
     }
 
@@ -70,13 +97,17 @@ impl StorageType {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::BF16 => 2,
-            Self::Q4_0 => 18,
-            Self::Q4_1 => 20,
+            Self::Q4_0 | Self::Iq4Nl => 18,
+            Self::Int4 => 19,
+            Self::Q4_1 | Self::Nf4 | Self::Fp4 => 20,
             Self::Q5_0 => 22,
             Self::Q5_1 => 24,
             Self::Q8_0 => 34,
+            Self::F8E4M3 => 36,
+            Self::Int8 => 37,
             Self::Q2K => 84,
             Self::Q3K => 110,
+            Self::Iq4Xs => 136,
             Self::Q4K => 144,
             Self::Q5K => 176,
             Self::Q6K => 210,
@@ -90,6 +121,11 @@ impl StorageType {
             return None;
         }
         (elements / self.block_elements()).checked_mul(self.block_bytes())
+    }
+
+    /// Returns the function that reads blocks as numbers, for the types that candle lacks; `None` for the others.
+    pub const fn decoder(self) -> Option<Decoder> {
+        decode::decoder(self)
     }
 
     /// Returns the name used by the formats' documentation (`Q4_K`, `BF16`, ...).
@@ -109,18 +145,15 @@ impl StorageType {
             Self::Q5K => "Q5_K",
             Self::Q6K => "Q6_K",
             Self::Mxfp4 => "MXFP4",
+            Self::Iq4Nl => "IQ4_NL",
+            Self::Iq4Xs => "IQ4_XS",
+            Self::Int4 => "INT4",
+            Self::Int8 => "INT8",
+            Self::F8E4M3 => "F8_E4M3",
+            Self::Nf4 => "NF4",
+            Self::Fp4 => "FP4",
         }
     }
-}
-
-/// Values of the codes of [`StorageType::Mxfp4`], doubled so that they are integers.
-pub const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
-
-/// Returns the factor of [`E2M1_DOUBLED`] in a block of [`StorageType::Mxfp4`] with this scale: half of
-/// `2^(exponent − 127)`.
-pub const fn e8m0_halved(exponent: u8) -> f32 {
-    // The two smallest are denormal.
-    f32::from_bits(if exponent < 2 { 0x20_0000 << exponent } else { (exponent as u32 - 1) << 23 })
 }
 
 impl fmt::Display for StorageType {
