@@ -8,6 +8,7 @@
 //! **Invariants:** this crate knows no device. It checks every value of a checkpoint's header against the actual bytes
 //! before using it; a hostile file is an error, never a panic or a large allocation.
 
+mod adapter;
 pub mod catalog;
 mod checkpoint;
 mod config;
@@ -23,6 +24,7 @@ pub mod progress;
 mod resolve;
 pub mod testing;
 
+pub use adapter::{AdapterError, MergeOptions, Merged, merge};
 pub use catalog::CatalogEntry;
 pub use checkpoint::{
     Checkpoint, CheckpointError, Format, GenerationConfig, GgufError, GgufTokenizer, ImageSize, OpenOptions,

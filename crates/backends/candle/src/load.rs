@@ -2,7 +2,6 @@
 
 use candle_core::quantized::GgmlDType;
 use candle_core::{Device, Tensor};
-use half::{bf16, f16};
 use octavo_ops::{BackendError, StorageType, TensorData, Weight, WeightSource};
 
 use crate::failed;
@@ -42,14 +41,13 @@ fn dequantise(data: &TensorData<'_>, out: &mut Vec<f32>, progress: &mut dyn FnMu
     for bytes in data.bytes.chunks(chunk_bytes) {
         let elements = bytes.len() / data.storage.block_bytes() * data.storage.block_elements();
         match ggml_type(data.storage) {
-            None => match data.storage.decoder() {
-                Some(decode) => {
-                    let from = out.len();
-                    out.resize(from + elements, 0.0);
-                    decode(bytes, &mut out[from..]);
-                }
-                None => plain(data.storage, bytes, out),
-            },
+            None => {
+                let decode = data.storage.decoder();
+                let decode = decode.ok_or_else(|| failed(format!("{} blocks have no decoder", data.storage)))?;
+                let from = out.len();
+                out.resize(from + elements, 0.0);
+                decode(bytes, &mut out[from..]);
+            }
             Some(dtype) => {
                 let blocks = Aligned::new(bytes);
                 let values = dtype.from_data(blocks.bytes().into()).dequantize(elements).map_err(failed)?;
@@ -59,14 +57,6 @@ fn dequantise(data: &TensorData<'_>, out: &mut Vec<f32>, progress: &mut dyn FnMu
         progress(bytes.len());
     }
     Ok(())
-}
-
-fn plain(storage: StorageType, bytes: &[u8], out: &mut Vec<f32>) {
-    match storage {
-        StorageType::F16 => out.extend(bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32())),
-        StorageType::BF16 => out.extend(bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32())),
-        _ => out.extend(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b))),
-    }
 }
 
 /// Returns candle's name of a block format; `None` for the types that it lacks.
@@ -111,6 +101,7 @@ impl Aligned {
 #[cfg(test)]
 mod tests {
     use candle_core::quantized::QTensor;
+    use half::{bf16, f16};
     use octavo_ops::testing::TestRng;
     use octavo_ops::{WeightError, WeightPart};
 

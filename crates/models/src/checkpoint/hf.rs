@@ -232,7 +232,7 @@ pub(super) fn malformed(path: &Path, reason: &str) -> CheckpointError {
     CheckpointError::Malformed { path: path.to_owned(), reason: reason.to_owned() }
 }
 
-pub(super) fn read_object(path: &Path) -> Result<Option<Map<String, Value>>, CheckpointError> {
+pub(crate) fn read_object(path: &Path) -> Result<Option<Map<String, Value>>, CheckpointError> {
     let Some(text) = read_bounded(path, MAX_CONFIG_BYTES)? else { return Ok(None) };
     serde_json::from_slice(&text).map(Some).map_err(|e| malformed(path, &format!("it is not a JSON object: {e}")))
 }

@@ -27,7 +27,9 @@ pub use tokenizer::{GgufTokenizer, TokenizerData};
 
 pub(crate) use derived::{Derived, ExpertTensor, HeadTensor, Packed, RowDifference};
 pub(crate) use gguf::{MetadataView, takes_images};
+pub(crate) use hf::read_object;
 pub(crate) use quantised::Quantisation;
+pub(crate) use safetensors::{INDEX, Shards, StoredTensor, other_names};
 
 use crate::config::{ConfigError, HeadLayer, ModelConfig, PooledRow, TokenRows, VectorKind};
 use crate::family::Runner;
@@ -377,6 +379,30 @@ impl Checkpoint {
         }
     }
 
+    /// Returns the names of the tensors of a Hugging Face directory, each after that of its file, in no order.
+    pub(crate) fn stored_names(&self) -> impl Iterator<Item = (&str, &str)> {
+        let shards = match &self.files {
+            Files::HuggingFace { shards, .. } => Some(shards),
+            Files::Gguf { .. } | Files::Dummy { .. } => None,
+        };
+        shards.into_iter().flat_map(Shards::files_and_names)
+    }
+
+    /// Returns a tensor of a Hugging Face directory as it is stored.
+    pub(crate) fn stored(&self, name: &str) -> Option<StoredTensor<'_>> {
+        match &self.files {
+            Files::HuggingFace { shards, .. } => shards.stored(name),
+            Files::Gguf { .. } | Files::Dummy { .. } => None,
+        }
+    }
+
+    /// Returns the quantised module of whose weight a tensor is a part.
+    pub(crate) fn quantised_module<'a>(&self, tensor: &'a str) -> Option<&'a str> {
+        let Files::HuggingFace { quantisation: Some(quantisation), .. } = &self.files else { return None };
+        let ends = tensor.match_indices('.').filter(|(at, _)| &tensor[*at..] != ".bias").map(|(at, _)| &tensor[..at]);
+        ends.into_iter().find(|module| quantisation.weight(self, &format!("{module}.weight")).is_some())
+    }
+
     /// Returns whether there is a tensor with this name, of any type.
     pub(crate) fn has_tensor(&self, name: &str) -> bool {
         self.find(name).is_some()
@@ -443,9 +469,16 @@ impl WeightSource for Checkpoint {
             return derived.read(self);
         }
         let (info, file) = self.find(name).ok_or_else(|| WeightError::Missing(name.to_owned()))?;
-        let storage = info.storage.clone().map_err(|dtype| unsupported(name, &dtype))?;
+        info.read(name, file)
+    }
+}
+
+impl TensorInfo {
+    /// Returns the tensor from its file.
+    fn read<'a>(&self, name: &str, file: &'a [u8]) -> Result<TensorData<'a>, WeightError> {
+        let storage = self.storage.clone().map_err(|dtype| unsupported(name, &dtype))?;
         // The ranges were checked against the file when it was opened.
-        Ok(TensorData { storage, shape: info.shape.clone(), bytes: file[info.range.clone()].into() })
+        Ok(TensorData { storage, shape: self.shape.clone(), bytes: file[self.range.clone()].into() })
     }
 }
 

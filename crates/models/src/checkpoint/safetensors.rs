@@ -5,14 +5,14 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::{Component, Path};
 
 use ::safetensors::{Dtype, SafeTensors};
-use octavo_ops::StorageType;
+use octavo_ops::{StorageType, TensorData, WeightError};
 use serde::Deserialize;
 
 use super::mapped::MappedFile;
 use super::{CheckpointError, TensorInfo, hf};
 
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+pub(crate) const SINGLE: &str = "model.safetensors";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
 /// Maximum number of shards accepted; the largest published models have a few hundred.
 const MAX_SHARDS: usize = 4096;
 
@@ -23,11 +23,26 @@ const SHORT_ENCODER: &str = "vision_tower.";
 const BASES: [&str; 3] = ["model.", "bert.", "roberta."];
 
 /// All tensors of a directory.
-#[derive(Debug)]
-pub(super) struct Shards {
-    files: Vec<MappedFile>,
+#[derive(Debug, Default)]
+pub(crate) struct Shards {
+    files: Vec<Shard>,
     /// Index into `files`, and the location there.
     tensors: HashMap<String, (usize, TensorInfo)>,
+}
+
+/// A file with some of the tensors.
+#[derive(Debug)]
+struct Shard {
+    name: String,
+    data: MappedFile,
+}
+
+/// A tensor as its file has it.
+pub(crate) struct StoredTensor<'a> {
+    /// Element type by its name in the file.
+    pub(crate) dtype: &'a str,
+    pub(crate) shape: &'a [usize],
+    pub(crate) bytes: &'a [u8],
 }
 
 /// Content of `model.safetensors.index.json`.
@@ -46,7 +61,7 @@ impl Shards {
 
     /// Maps `model.safetensors`, or every shard in the index.
     pub(super) fn open(directory: &Path) -> Result<Self, CheckpointError> {
-        let mut shards = Self { files: Vec::new(), tensors: HashMap::new() };
+        let mut shards = Self::default();
         let index_path = directory.join(INDEX);
         match hf::read_bounded(&index_path, hf::MAX_INDEX_BYTES)? {
             Some(text) => shards.open_index(directory, &index_path, &text)?,
@@ -58,6 +73,13 @@ impl Shards {
                 });
             }
         }
+        Ok(shards)
+    }
+
+    /// Maps one file.
+    pub(crate) fn open_file(path: &Path) -> Result<Self, CheckpointError> {
+        let mut shards = Self::default();
+        shards.add(path, "")?;
         Ok(shards)
     }
 
@@ -104,7 +126,8 @@ impl Shards {
                 return Err(fail(format!("tensor '{name}' is in another shard too")));
             }
         }
-        self.files.push(file);
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        self.files.push(Shard { name, data: file });
         Ok(())
     }
 
@@ -112,7 +135,30 @@ impl Shards {
     pub(super) fn find(&self, name: &str) -> Option<(&TensorInfo, &[u8])> {
         let other = || other_names(name).find_map(|name| self.tensors.get(&*name));
         let found = self.tensors.get(name).or_else(other);
-        found.map(|(file, info)| (info, self.files[*file].bytes()))
+        found.map(|(file, info)| (info, self.files[*file].data.bytes()))
+    }
+
+    /// Returns the names of all tensors, in no order.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// Returns the names of all tensors with those of their files, in no order.
+    pub(super) fn files_and_names(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.tensors.iter().map(|(name, (file, _))| (self.files[*file].name.as_str(), name.as_str()))
+    }
+
+    /// Returns a tensor as it is stored.
+    pub(super) fn stored(&self, name: &str) -> Option<StoredTensor<'_>> {
+        let (file, info) = self.tensors.get(name)?;
+        let dtype = info.storage.as_ref().map_or_else(String::as_str, |storage| storage.name());
+        Some(StoredTensor { dtype, shape: &info.shape, bytes: &self.files[*file].data.bytes()[info.range.clone()] })
+    }
+
+    /// Returns a tensor of plain numbers.
+    pub(crate) fn plain(&self, name: &str) -> Result<TensorData<'_>, WeightError> {
+        let (info, file) = self.find(name).ok_or_else(|| WeightError::Missing(name.to_owned()))?;
+        info.read(name, file)
     }
 
     /// Returns the descriptions of all tensors.
@@ -125,7 +171,7 @@ impl Shards {
 /// and an encoder has shorter ones since transformers 5.
 /// A model that was stored without a head, such as Qwen3-Embedding, has names without the prefix. The first files of BERT
 /// have other names for the two tensors of a norm.
-fn other_names(name: &str) -> impl Iterator<Item = Cow<'_, str>> {
+pub(crate) fn other_names(name: &str) -> impl Iterator<Item = Cow<'_, str>> {
     let with_images = name.strip_prefix("model.language_model.").map(|rest| format!("language_model.model.{rest}"));
     let encoder = name.contains(ENCODER).then(|| name.replace(ENCODER, SHORT_ENCODER));
     let old = name.rsplit_once(".LayerNorm.").map(|(norm, kind)| {

@@ -55,6 +55,11 @@ impl<'a> Fields<'a> {
         self.get(key)
     }
 
+    /// Returns all keys with their values.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (&'a str, &'a Value)> + use<'a> {
+        self.0.iter().map(|(key, value)| (key.as_str(), value))
+    }
+
     /// Returns the keys whose values are objects, with them.
     pub(crate) fn objects(&self) -> impl Iterator<Item = (&'a str, Fields<'a>)> + use<'a> {
         self.0.iter().filter_map(|(key, value)| Some((key.as_str(), Fields(value.as_object()?))))

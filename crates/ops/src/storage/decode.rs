@@ -1,7 +1,6 @@
-//! Values of the storage types that candle lacks: MXFP4, the IQ4 types of GGUF, and those of quantised Hugging Face
-//! checkpoints.
+//! Values of plain storage types, of those that Hugging Face checkpoints have, and of those of GGUF that candle lacks.
 
-use half::f16;
+use half::{bf16, f16};
 
 use super::StorageType;
 
@@ -84,6 +83,11 @@ pub const fn iq4_xs_factor(header: &[u8; 8], group: usize) -> i8 {
 /// Returns the decoder of a type.
 pub(super) const fn decoder(storage: StorageType) -> Option<Decoder> {
     Some(match storage {
+        StorageType::F32 => |bytes, out| plain(bytes, out, f32::from_le_bytes),
+        StorageType::F16 => |bytes, out| plain(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
+        StorageType::BF16 => |bytes, out| plain(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
+        StorageType::Q4_0 => q4_0,
+        StorageType::Q8_0 => q8_0,
         StorageType::Mxfp4 => mxfp4,
         StorageType::Iq4Nl => iq4_nl,
         StorageType::Iq4Xs => iq4_xs,
@@ -103,6 +107,24 @@ fn nibbles(bytes: &[u8]) -> impl Iterator<Item = usize> {
 
 fn half_of(bytes: [u8; 2]) -> f32 {
     f16::from_le_bytes(bytes).to_f32()
+}
+
+fn plain<const SIZE: usize>(bytes: &[u8], out: &mut [f32], read: impl Fn([u8; SIZE]) -> f32) {
+    out.iter_mut().zip(bytes.as_chunks().0).for_each(|(out, bytes)| *out = read(*bytes));
+}
+
+fn q4_0(blocks: &[u8], out: &mut [f32]) {
+    for ([a, b, codes @ ..], out) in blocks.as_chunks::<18>().0.iter().zip(out.as_chunks_mut::<GROUP>().0) {
+        let scale = half_of([*a, *b]);
+        out.iter_mut().zip(nibbles(codes)).for_each(|(out, code)| *out = (code as f32 - 8.0) * scale);
+    }
+}
+
+fn q8_0(blocks: &[u8], out: &mut [f32]) {
+    for ([a, b, codes @ ..], out) in blocks.as_chunks::<34>().0.iter().zip(out.as_chunks_mut::<GROUP>().0) {
+        let scale = half_of([*a, *b]);
+        out.iter_mut().zip(codes).for_each(|(out, code)| *out = f32::from(*code as i8) * scale);
+    }
 }
 
 fn mxfp4(blocks: &[u8], out: &mut [f32]) {

@@ -123,7 +123,7 @@ impl StorageType {
         (elements / self.block_elements()).checked_mul(self.block_bytes())
     }
 
-    /// Returns the function that reads blocks as numbers, for the types that candle lacks; `None` for the others.
+    /// Returns the function that reads blocks as numbers; `None` for the types that only GGUF files have and candle reads.
     pub const fn decoder(self) -> Option<Decoder> {
         decode::decoder(self)
     }

@@ -265,9 +265,6 @@ fn put_plain<const SIZE: usize>(panel: &mut [u8], bytes: &[u8], row_bytes: usize
 /// Reads the numbers of a row of a checkpoint.
 fn read_row(storage: StorageType, bytes: &[u8], out: &mut [f32]) {
     match storage {
-        StorageType::F32 => fill(out, bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b))),
-        StorageType::F16 => fill(out, bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32())),
-        StorageType::BF16 => fill(out, bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32())),
         StorageType::Q2K => {
             let blocks = bytes.chunks_exact(storage.block_bytes());
             for (out, block) in out.as_chunks_mut::<SUPER>().0.iter_mut().zip(blocks) {
@@ -283,8 +280,4 @@ fn read_row(storage: StorageType, bytes: &[u8], out: &mut [f32]) {
             }
         },
     }
-}
-
-fn fill(out: &mut [f32], values: impl Iterator<Item = f32>) {
-    out.iter_mut().zip(values).for_each(|(out, x)| *out = x);
 }

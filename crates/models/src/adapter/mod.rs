@@ -1,0 +1,201 @@
+//! LoRA adapters in PEFT's format, and their merging into a checkpoint.
+//!
+//! An adapter is a folder with `adapter_config.json` and `adapter_model.safetensors`. For a module `P` of the model it has
+//! matrices A `[rank, inputs]` and B `[outputs, rank]`, and the module computes `W x + s · B (A x)` (Hu et al. 2021). For an
+//! embedding, A is `[rank, tokens]` and the rows of the table gain `s · (B A)ᵀ`.
+
+mod config;
+mod merge;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use octavo_ops::WeightError;
+
+pub use merge::{MergeOptions, Merged, merge};
+
+use crate::checkpoint::{CheckpointError, Shards, read_object};
+use crate::config::ConfigError;
+use config::AdapterConfig;
+
+const CONFIG: &str = "adapter_config.json";
+const WEIGHTS: &str = "adapter_model.safetensors";
+
+/// Prefix of the names of an adapter's modules.
+const PREFIX: &str = "base_model.model.";
+
+/// Largest accepted rank.
+const MAX_RANK: usize = 256;
+
+/// Reason why an adapter cannot be used or merged.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AdapterError {
+    /// A file of the adapter or of the model is missing or damaged.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The adapter's configuration is wrong or unsupported.
+    #[error("'{}': {source}", path.display())]
+    Config {
+        /// Path of the file.
+        path: PathBuf,
+        /// Defect of the configuration.
+        source: ConfigError,
+    },
+    /// A tensor of the adapter does not fit its configuration or the model.
+    #[error("'{}': {reason}", path.display())]
+    Unfit {
+        /// Path of the adapter.
+        path: PathBuf,
+        /// Description of the defect, which names the tensor.
+        reason: String,
+    },
+    /// A weight of the model cannot be read.
+    #[error(transparent)]
+    Weight(#[from] WeightError),
+    /// The model cannot take an adapter; contains a sentence.
+    #[error("{0}")]
+    Model(String),
+    /// The merged model cannot be written.
+    #[error("cannot write '{}': {reason}", path.display())]
+    Write {
+        /// Path of the file or folder.
+        path: PathBuf,
+        /// Error of the system.
+        reason: String,
+    },
+}
+
+/// What an adapter adds to a weight `[rows, cols]` of a module: `scaling · B A`.
+#[derive(Debug)]
+struct Delta {
+    rows: usize,
+    cols: usize,
+    rank: usize,
+    scaling: f32,
+    /// A `[rank, cols]`.
+    a: Vec<f32>,
+    /// B `[rows, rank]`.
+    b: Vec<f32>,
+}
+
+/// A LoRA adapter in memory.
+#[derive(Debug)]
+struct Adapter {
+    path: PathBuf,
+    /// By the module's name.
+    deltas: BTreeMap<String, Delta>,
+}
+
+/// Names of the tensors of a module.
+#[derive(Default)]
+struct Tensors {
+    a: Option<String>,
+    b: Option<String>,
+    is_embedding: bool,
+}
+
+impl Adapter {
+    /// Reads and checks the adapter in a folder.
+    fn open(folder: &Path) -> Result<Self, AdapterError> {
+        let path = folder.join(CONFIG);
+        let object = read_object(&path)?.ok_or_else(|| CheckpointError::Unrecognised {
+            path: folder.to_owned(),
+            reason: format!("the folder has no {CONFIG}"),
+        })?;
+        let config = AdapterConfig::read(&path, &object)?;
+        let path = folder.join(WEIGHTS);
+        let unfit = |reason: String| AdapterError::Unfit { path: path.clone(), reason };
+        let shards = Shards::open_file(&path)?;
+        let mut deltas = BTreeMap::new();
+        for (module, tensors) in modules(&shards).map_err(unfit)? {
+            let delta = Delta::read(&shards, &config, &module, &tensors).map_err(unfit)?;
+            deltas.insert(module, delta);
+        }
+        if deltas.is_empty() {
+            return Err(unfit("it has no tensors of LoRA".into()));
+        }
+        Ok(Self { path: folder.to_owned(), deltas })
+    }
+
+    fn unfit(&self, reason: String) -> AdapterError {
+        AdapterError::Unfit { path: self.path.clone(), reason }
+    }
+}
+
+/// Returns the tensors of each module.
+fn modules(shards: &Shards) -> Result<BTreeMap<String, Tensors>, String> {
+    let mut modules: BTreeMap<String, Tensors> = BTreeMap::new();
+    for name in shards.names() {
+        let shown = name.escape_debug();
+        let rest =
+            name.strip_prefix(PREFIX).ok_or_else(|| format!("the tensor '{shown}' does not begin with {PREFIX}"))?;
+        // PEFT stores the unchanged weights of embeddings and heads beside their adapters.
+        if rest.ends_with(".base_layer.weight") {
+            continue;
+        }
+        let parts = [(".lora_A.weight", false, true), (".lora_B.weight", false, false)];
+        let parts = parts.into_iter().chain([(".lora_embedding_A", true, true), (".lora_embedding_B", true, false)]);
+        let found =
+            parts.filter_map(|(suffix, embedding, is_a)| Some((rest.strip_suffix(suffix)?, embedding, is_a))).next();
+        let (module, is_embedding, is_a) = found.ok_or_else(|| format!("the tensor '{shown}' is none of LoRA"))?;
+        let tensors = modules.entry(module.to_owned()).or_default();
+        tensors.is_embedding = is_embedding;
+        *(if is_a { &mut tensors.a } else { &mut tensors.b }) = Some(name.to_owned());
+    }
+    Ok(modules)
+}
+
+impl Delta {
+    fn read(shards: &Shards, config: &AdapterConfig, module: &str, tensors: &Tensors) -> Result<Self, String> {
+        let (Some(a), Some(b)) = (&tensors.a, &tensors.b) else {
+            return Err(format!("the module '{}' has one of the tensors A and B only", module.escape_debug()));
+        };
+        let ([rank, cols], mut first) = matrix(shards, a)?;
+        let ([rows, other], mut second) = matrix(shards, b)?;
+        if rank != other || rank != config.rank(module) || !(1..=MAX_RANK).contains(&rank) {
+            return Err(format!(
+                "the tensors of '{}' have the ranks {rank} and {other}; its configuration says {}, and the largest is {MAX_RANK}",
+                module.escape_debug(),
+                config.rank(module)
+            ));
+        }
+        let scaling = config.scaling(module);
+        if tensors.is_embedding {
+            // The table has a row for each token: its delta is the transpose of the product.
+            (first, second) = (transposed(&second, rank), transposed(&first, cols));
+            return Ok(Self { rows: cols, cols: rows, rank, scaling, a: first, b: second });
+        }
+        Ok(Self { rows, cols, rank, scaling, a: first, b: second })
+    }
+
+    /// Adds the delta of a row to the weights of that row.
+    fn add_row(&self, row: usize, weights: &mut [f32]) {
+        for (b, a) in self.b[row * self.rank..][..self.rank].iter().zip(self.a.chunks_exact(self.cols.max(1))) {
+            let factor = self.scaling * b;
+            weights.iter_mut().zip(a).for_each(|(weight, a)| *weight += factor * a);
+        }
+    }
+}
+
+/// Reads a matrix of finite numbers.
+fn matrix(shards: &Shards, name: &str) -> Result<([usize; 2], Vec<f32>), String> {
+    let shown = name.escape_debug();
+    let tensor = shards.plain(name).map_err(|error| error.to_string())?;
+    let &[rows, cols] = tensor.shape.as_slice() else {
+        return Err(format!("the tensor '{shown}' has the shape {:?}, not that of a matrix", tensor.shape));
+    };
+    let mut values = vec![0.0; rows * cols];
+    let decode = tensor.storage.decoder().ok_or_else(|| format!("the tensor '{shown}' is no plain one"))?;
+    decode(&tensor.bytes, &mut values);
+    match values.iter().all(|value: &f32| value.is_finite()) {
+        true => Ok(([rows, cols], values)),
+        false => Err(format!("the tensor '{shown}' has elements that are not finite")),
+    }
+}
+
+/// Returns the transpose of a matrix of `cols` columns.
+fn transposed(matrix: &[f32], cols: usize) -> Vec<f32> {
+    let rows = matrix.len() / cols.max(1);
+    (0..cols).flat_map(|col| (0..rows).map(move |row| matrix[row * cols + col])).collect()
+}
