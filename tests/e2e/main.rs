@@ -13,6 +13,7 @@ mod invariance;
 mod kernels;
 mod keys;
 mod lifecycle;
+mod quantised;
 mod serving;
 mod templates;
 mod vectors;

@@ -9,6 +9,7 @@ mod health;
 mod inspect;
 mod kernels;
 mod key;
+mod merge;
 mod pull;
 mod report;
 mod serve;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
         Command::Pull(args) => pull::run(&args),
         Command::List(args) => pull::list(&args),
         Command::Inspect(args) => inspect::run(&args),
+        Command::Merge(args) => merge::run(&args),
         Command::Health(args) => health::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Kernels(args) => kernels::run(&args),

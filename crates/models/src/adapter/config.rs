@@ -9,7 +9,7 @@ use super::AdapterError;
 use crate::config::{ConfigError, Fields};
 
 /// Settings that must be missing, `null`, `false` or empty, because they change what an adapter means.
-const UNSUPPORTED: [&str; 10] = [
+const UNSUPPORTED: [&str; 15] = [
     "use_dora",
     "modules_to_save",
     "lora_bias",
@@ -20,6 +20,11 @@ const UNSUPPORTED: [&str; 10] = [
     "use_qalora",
     "target_parameters",
     "trainable_token_indices",
+    "ensure_weight_tying",
+    "arrow_config",
+    "kasa_config",
+    "monteclora_config",
+    "velora_config",
 ];
 
 /// Prefixes of `init_lora_weights` for which the weights of the base model were changed too.

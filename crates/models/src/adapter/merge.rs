@@ -1,7 +1,7 @@
 //! Merging of an adapter into the weights of a Hugging Face directory.
 
 use std::borrow::Cow;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -14,6 +14,7 @@ use serde_json::{Map, Value, json};
 use super::{Adapter, AdapterError, Delta};
 use crate::checkpoint::{Checkpoint, CheckpointError, Format, INDEX, other_names, read_object};
 use crate::program::names::Role;
+use crate::progress::Progress;
 
 const CONFIG: &str = "config.json";
 
@@ -49,12 +50,11 @@ pub struct Merged {
 }
 
 /// Writes the model with the adapter's deltas added to its weights. Sums are computed in f32 and rounded once to the type of
-/// the weight. Quantised weights are written in the element type of `config.json`. `progress` is called with the number of
-/// bytes written since the last call.
+/// the weight. Quantised weights are written in the element type of `config.json`.
 ///
 /// # Errors
 /// Returns an error if a file is missing or damaged, if the adapter does not fit the model, or if the output exists.
-pub fn merge(options: MergeOptions<'_>, progress: &dyn Fn(u64)) -> Result<Merged, AdapterError> {
+pub fn merge(options: MergeOptions<'_>, progress: &dyn Progress) -> Result<Merged, AdapterError> {
     let base = Checkpoint::open(options.base)?;
     if base.format() != Format::HuggingFace {
         return Err(AdapterError::Model(format!(
@@ -65,12 +65,18 @@ pub fn merge(options: MergeOptions<'_>, progress: &dyn Fn(u64)) -> Result<Merged
     let adapter = Adapter::open(options.adapter)?;
     let plan = Plan::new(&base, &adapter)?;
     let partial = Partial::create(options.output)?;
+    let bytes = plan.tensors.values().map(|tensor| tensor.bytes() as u64).sum();
+    let task = progress.begin("merging", Some(bytes));
+    let done = Cell::new(0);
+    let written = |bytes| {
+        done.set(done.get() + bytes);
+        task.advance_to(done.get());
+    };
     let mut weight_map = Map::new();
     for (file, tensors) in &plan.files {
-        plan.write(&partial.path.join(file), tensors, progress)?;
+        plan.write(&partial.path.join(file), tensors, &written)?;
         weight_map.extend(tensors.iter().map(|name| (name.clone(), Value::from(file.as_str()))));
     }
-    let bytes = plan.tensors.values().map(|tensor| tensor.bytes() as u64).sum();
     if plan.files.len() > 1 {
         let index = json!({"metadata": {"total_size": bytes}, "weight_map": weight_map});
         write_json(&partial.path.join(INDEX), &index)?;
@@ -78,6 +84,7 @@ pub fn merge(options: MergeOptions<'_>, progress: &dyn Fn(u64)) -> Result<Merged
     copy_others(options.base, &partial.path)?;
     write_json(&partial.path.join(CONFIG), &plan.config()?)?;
     partial.finish(options.output)?;
+    task.finish();
     let unpacked = plan.tensors.values().filter(|tensor| matches!(tensor.source, Source::Module)).count();
     Ok(Merged { changed: adapter.deltas.len(), unpacked, bytes })
 }

@@ -2,6 +2,7 @@
 
 use octavo_backend_candle::CandleBackend;
 use octavo_backend_cpu::{CpuBackend, CpuConfig, Isa};
+use octavo_models::Checkpoint;
 use octavo_ops::Backend;
 
 use crate::support::{Defect, Golden, Session, checkpoint, instruction_sets, mean_difference, relative_difference};
@@ -42,13 +43,17 @@ fn run(session: &mut Session, ids: &[u32], chunks: &[usize]) -> Vec<f32> {
 }
 
 pub(crate) fn check(name: &str) {
+    check_checkpoint(name, &checkpoint(name));
+}
+
+/// Compares a checkpoint with the golden numbers of a folder.
+pub(crate) fn check_checkpoint(name: &str, checkpoint: &Checkpoint) {
     let golden = Golden::read(name);
-    let checkpoint = checkpoint(name);
     let vocab = checkpoint.config().vocab_size;
-    let candle = Session::new(&checkpoint, golden.ids.len());
+    let candle = Session::new(checkpoint, golden.ids.len());
     check_session(candle, &format!("{name} on candle"), &golden, vocab, CANDLE);
     for isa in instruction_sets() {
-        let session = Session::on_cpu(isa, &checkpoint, golden.ids.len());
+        let session = Session::on_cpu(isa, checkpoint, golden.ids.len());
         let tolerance = if multiplies_bf16(isa) { CPU_BF16 } else { CPU };
         check_session(session, &format!("{name} on {isa}"), &golden, vocab, tolerance);
     }

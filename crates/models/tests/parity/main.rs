@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
+mod adapters;
 mod candle_transformers;
 mod dequantise;
 mod embedding;

@@ -60,6 +60,10 @@ pub(crate) const AFTER_KEY: &str = "\
 The entry goes to standard output and the key to standard error, so this adds a client to a file:
   octavo key team-a --requests-per-minute 600 >> keys.yaml";
 
+pub(crate) const AFTER_MERGE: &str = "\
+Example:
+  octavo merge Qwen/Qwen3-8B ./adapter -o ./merged && octavo serve ./merged";
+
 pub(crate) const AFTER_COMPLETIONS: &str = "\
 Examples:
   octavo completions bash > ~/.local/share/bash-completion/completions/octavo

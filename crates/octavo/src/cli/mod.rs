@@ -98,6 +98,9 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Print a model's size, sampling defaults and ops with their bytes and FLOPs.
     Inspect(InspectArgs),
+    /// Merge a LoRA adapter into its model.
+    #[command(after_help = help::AFTER_MERGE)]
+    Merge(MergeArgs),
     /// Check hardware and dependencies.
     Doctor(DoctorArgs),
     /// Compile the GPU kernels ahead of time.
@@ -162,6 +165,22 @@ pub(crate) struct InspectArgs {
     /// A folder with a config.json is enough. Of a model on the hub, no weights are downloaded.
     #[arg(default_value = DEFAULT_MODEL)]
     pub(crate) model: String,
+
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct MergeArgs {
+    /// Model: catalog name, hub id or path of a Hugging Face directory, quantised or not.
+    pub(crate) base: String,
+
+    /// Folder with the adapter as PEFT saves it: adapter_config.json and adapter_model.safetensors.
+    pub(crate) adapter: PathBuf,
+
+    /// Folder to write, which must not exist or be empty.
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) output: PathBuf,
 
     #[command(flatten)]
     pub(crate) source: SourceArgs,

@@ -4,6 +4,7 @@
 use std::arch::x86_64::*;
 
 use crate::memory::LINE;
+use crate::rows::GROUP;
 use crate::weights::PANEL;
 
 /// Number of rows and panels in a block: their sums and one step's operands fill the registers.
@@ -13,14 +14,73 @@ pub(super) const BLOCK_PANELS: usize = 2;
 /// Results of a block of rows and panels.
 pub(super) type Results = [[[f32; PANEL]; BLOCK_ROWS]; BLOCK_PANELS];
 
-/// Multiplies up to [`BLOCK_ROWS`] rows, `stride` elements apart, with panels of `cols` inputs, a multiple of two.
+/// A panel of sixteen rows, in pairs of inputs.
+pub(super) trait Weights: Copy {
+    /// Scales of a group of inputs.
+    type Scales: Copy;
+
+    /// Returns the scales of a group.
+    ///
+    /// # Safety
+    /// AVX-512 F, BW and BF16 must be available, and the panel must have this group.
+    unsafe fn scales(self, group: usize) -> Self::Scales;
+
+    /// Returns the weights of a pair of inputs, whose group has these scales.
+    ///
+    /// # Safety
+    /// The conditions of [`Weights::scales`] apply.
+    unsafe fn pair(self, scales: Self::Scales, pair: usize) -> __m512bh;
+
+    /// Prefetches the data `panels` panels after this pair.
+    fn prefetch(self, pair: usize, panels: usize);
+}
+
+/// A panel of bf16.
+#[derive(Clone, Copy)]
+pub(super) struct Stored {
+    at: *const u8,
+    bytes: usize,
+}
+
+impl Stored {
+    /// Creates a panel of `cols` inputs.
+    pub(super) fn new(panel: &[u8], cols: usize) -> Self {
+        let bytes = cols * size_of::<u16>() * PANEL;
+        assert!(panel.len() >= bytes);
+        Self { at: panel.as_ptr(), bytes }
+    }
+}
+
+impl Weights for Stored {
+    type Scales = ();
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn scales(self, _: usize) {}
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn pair(self, (): (), pair: usize) -> __m512bh {
+        // SAFETY: the caller guarantees that the panel has a line for this pair.
+        pairs(unsafe { _mm512_loadu_si512(self.at.add(pair * LINE).cast()) })
+    }
+
+    #[inline]
+    fn prefetch(self, pair: usize, panels: usize) {
+        let at = self.at.wrapping_add(pair * LINE + panels * self.bytes);
+        // SAFETY: a prefetch is a hint and may have any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+    }
+}
+
+/// Multiplies up to [`BLOCK_ROWS`] rows, `stride` elements apart, with panels of `cols` inputs, a multiple of [`GROUP`].
 /// `ahead` prefetches the panels that follow in memory.
 ///
 /// # Safety
-/// AVX-512 F and BF16 must be available.
-#[target_feature(enable = "avx512f,avx512bf16")]
-pub(super) unsafe fn multiply(
-    panels: [&[u8]; BLOCK_PANELS],
+/// AVX-512 F, BW and BF16 must be available, and the panels must have these inputs.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+pub(super) unsafe fn multiply<W: Weights>(
+    panels: [W; BLOCK_PANELS],
     cols: usize,
     (input, stride): (&[u16], usize),
     count: usize,
@@ -30,43 +90,41 @@ pub(super) unsafe fn multiply(
     // SAFETY: the caller guarantees this.
     unsafe {
         match count {
-            1 => rows::<1>(panels, cols, (input, stride), ahead, results),
-            2 => rows::<2>(panels, cols, (input, stride), ahead, results),
-            3 | 4 => rows::<4>(panels, cols, (input, stride), ahead, results),
-            _ => rows::<BLOCK_ROWS>(panels, cols, (input, stride), ahead, results),
+            1 => rows::<W, 1>(panels, cols, (input, stride), ahead, results),
+            2 => rows::<W, 2>(panels, cols, (input, stride), ahead, results),
+            3 | 4 => rows::<W, 4>(panels, cols, (input, stride), ahead, results),
+            _ => rows::<W, BLOCK_ROWS>(panels, cols, (input, stride), ahead, results),
         }
     }
 }
 
 #[expect(clippy::needless_range_loop, reason = "by index, what is in arrays ends in registers")]
 #[inline]
-#[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn rows<const ROWS: usize>(
-    panels: [&[u8]; BLOCK_PANELS],
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn rows<W: Weights, const ROWS: usize>(
+    panels: [W; BLOCK_PANELS],
     cols: usize,
     (input, stride): (&[u16], usize),
     ahead: bool,
     results: &mut Results,
 ) {
-    let bytes = cols * size_of::<u16>() * PANEL;
-    assert!(panels.iter().all(|panel| panel.len() >= bytes) && input.len() >= (ROWS - 1) * stride + cols);
+    assert!(input.len() >= (ROWS - 1) * stride + cols);
     let mut sums = [[_mm512_setzero_ps(); ROWS]; BLOCK_PANELS];
-    for pair in 0..cols / 2 {
-        // SAFETY: a panel has a line for each pair of inputs, and rows have their inputs.
+    for group in 0..cols / GROUP {
+        // SAFETY: the panels and the rows have this group.
         unsafe {
-            let mut weights = [_mm512_setzero_si512(); BLOCK_PANELS];
-            for p in 0..BLOCK_PANELS {
-                let line = panels[p].as_ptr().add(pair * LINE);
-                weights[p] = _mm512_loadu_si512(line.cast());
+            let scales = [panels[0].scales(group), panels[1].scales(group)];
+            for pair in group * GROUP / 2..(group + 1) * GROUP / 2 {
+                let weights = [panels[0].pair(scales[0], pair), panels[1].pair(scales[1], pair)];
                 if ahead {
-                    _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(BLOCK_PANELS * bytes).cast());
+                    panels.iter().for_each(|panel| panel.prefetch(pair, BLOCK_PANELS));
                 }
-            }
-            for r in 0..ROWS {
-                let x = input.as_ptr().add(r * stride).cast::<i32>().add(pair).read_unaligned();
-                let x = pairs(_mm512_set1_epi32(x));
-                for p in 0..BLOCK_PANELS {
-                    sums[p][r] = _mm512_dpbf16_ps(sums[p][r], pairs(weights[p]), x);
+                for r in 0..ROWS {
+                    let x = input.as_ptr().add(r * stride).cast::<i32>().add(pair).read_unaligned();
+                    let x = pairs(_mm512_set1_epi32(x));
+                    for p in 0..BLOCK_PANELS {
+                        sums[p][r] = _mm512_dpbf16_ps(sums[p][r], weights[p], x);
+                    }
                 }
             }
         }
@@ -77,6 +135,14 @@ unsafe fn rows<const ROWS: usize>(
             unsafe { _mm512_storeu_ps(results[p][r].as_mut_ptr(), sums[p][r]) };
         }
     }
+}
+
+/// Converts pairs of bf16 to words.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+pub(super) fn words(pairs: __m512bh) -> __m512i {
+    // SAFETY: both types are 64 bytes for which every bit pattern is valid.
+    unsafe { std::mem::transmute::<__m512bh, __m512i>(pairs) }
 }
 
 /// Converts words to pairs of bf16.

@@ -33,6 +33,8 @@ use crate::memory::{Lines, Shared};
 use crate::rows::GROUP;
 #[cfg(target_arch = "x86_64")]
 use crate::tiles::{self, Strided, Tiles};
+#[cfg(target_arch = "x86_64")]
+use crate::weights::Numbers;
 use crate::weights::{Codes, Kind, Layout, Matrix, PANEL, Panels, Part};
 
 /// Number of panels in a piece of work: large enough that taking pieces costs nothing, small enough that threads finish
@@ -246,6 +248,11 @@ impl<'a> Product<'a> {
                 }
                 quant(isa, part, panels, &input, rows, &mut store);
             }
+            #[cfg(target_arch = "x86_64")]
+            Kind::Packed(_) if isa == Isa::Avx512Bf16 && rows.len() <= bf16::BLOCK_ROWS => {
+                // SAFETY: the caller guarantees this; the instruction set is available.
+                unsafe { packed_blocks(part, panels, self.input.bf16(), rows, &mut store) };
+            }
             // SAFETY: the caller guarantees this.
             Kind::Packed(_) => with_numbers(isa, part, panels.clone(), |weights| unsafe {
                 self.run_numbers(isa, weights, panels, rows, &mut store);
@@ -271,7 +278,11 @@ impl<'a> Product<'a> {
             #[cfg(target_arch = "x86_64")]
             Kind::Bf16 if isa == Isa::Avx512Bf16 => {
                 // SAFETY: the caller guarantees this; the instruction set is available.
-                unsafe { bf16_blocks(weights, panels, self.input.bf16(), rows, store) };
+                unsafe {
+                    let cols = weights.layout.cols;
+                    let panel = |panel| bf16::Stored::new(weights.panel(panel), cols);
+                    bf16_blocks(panel, cols, panels, self.input.bf16(), rows, store);
+                }
             }
             #[cfg(target_arch = "aarch64")]
             Kind::Bf16 if isa == Isa::I8mmBf16 => {
@@ -490,13 +501,44 @@ fn with_numbers(isa: Isa, part: &Part, panels: Range, multiply: impl FnOnce(Pane
     });
 }
 
-/// Multiplies rows in bf16 with panels of bf16, in blocks of a few rows and panels each.
+/// Multiplies a few rows in bf16 with panels of packed numbers, as they are read.
 ///
 /// # Safety
 /// AVX-512 with BF16 must be available.
 #[cfg(target_arch = "x86_64")]
-unsafe fn bf16_blocks(
-    from: Panels<'_>,
+unsafe fn packed_blocks(part: &Part, panels: Range, input: (&[u16], usize), rows: Range, store: Store<'_>) {
+    use numbers::wide;
+
+    let Part { layout, .. } = part;
+    let Kind::Packed(kind) = layout.kind else { unreachable!("chosen by the kind") };
+    let cols = layout.cols;
+    // SAFETY: the caller guarantees this; the panels have this layout.
+    unsafe {
+        match kind {
+            Numbers::F8 => {
+                let weights = |panel| wide::Panel::<wide::F8>::new(part.panel(panel), layout);
+                bf16_blocks(weights, cols, panels, input, rows, store);
+            }
+            Numbers::Nf4 => {
+                let weights = |panel| wide::Panel::<wide::Nf4>::new(part.panel(panel), layout);
+                bf16_blocks(weights, cols, panels, input, rows, store);
+            }
+            Numbers::Fp4 => {
+                let weights = |panel| wide::Panel::<wide::Fp4>::new(part.panel(panel), layout);
+                bf16_blocks(weights, cols, panels, input, rows, store);
+            }
+        }
+    }
+}
+
+/// Multiplies rows in bf16 with panels of `cols` inputs, in blocks of a few rows and panels each.
+///
+/// # Safety
+/// AVX-512 with BF16 must be available, and the panels must have these inputs.
+#[cfg(target_arch = "x86_64")]
+unsafe fn bf16_blocks<W: bf16::Weights>(
+    weights: impl Fn(usize) -> W,
+    cols: usize,
     panels: Range,
     (input, stride): (&[u16], usize),
     rows: Range,
@@ -504,13 +546,12 @@ unsafe fn bf16_blocks(
 ) {
     use bf16::{BLOCK_PANELS, BLOCK_ROWS};
 
-    let cols = from.layout.cols;
     assert!(cols <= stride);
     let mut results: bf16::Results = [[[0.0; PANEL]; BLOCK_ROWS]; BLOCK_PANELS];
     for start in panels.clone().step_by(BLOCK_PANELS) {
         let some = start..(start + BLOCK_PANELS).min(panels.end);
         // Panels that do not exist repeat the last one; their results are not used.
-        let weights = std::array::from_fn(|slot| from.panel((start + slot).min(some.end - 1)));
+        let weights = std::array::from_fn(|slot| weights((start + slot).min(some.end - 1)));
         for first in rows.clone().step_by(BLOCK_ROWS) {
             let count = (rows.end - first).min(BLOCK_ROWS);
             // SAFETY: the caller guarantees this.

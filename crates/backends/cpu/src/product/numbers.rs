@@ -32,7 +32,12 @@ pub(super) fn unpack(isa: Isa, panel: &[u8], layout: &Layout, out: &mut [u8]) {
     #[cfg(target_arch = "x86_64")]
     if isa >= Isa::Avx512 {
         // SAFETY: the instruction set is available; the panel has this layout, and there is a line for each pair.
-        return unsafe { wide::unpack(numbers, panel, layout, lines) };
+        return unsafe {
+            match isa.multiplies_bf16() {
+                true => wide::unpack_rounding(numbers, panel, layout, lines),
+                false => wide::unpack(numbers, panel, layout, lines),
+            }
+        };
     }
     let _ = isa;
     for (index, line) in lines.iter_mut().enumerate() {
@@ -53,10 +58,10 @@ pub(super) fn read(panel: &[u8], layout: &Layout, lane: usize, out: &mut [f32]) 
 /// Returns the weight of an input and a row.
 #[inline(always)]
 fn value(numbers: Numbers, panel: &[u8], layout: &Layout, (k, lane): (usize, usize)) -> f32 {
-    let (pair, odd) = (k / 2, k % 2);
-    let nibble = || usize::from(panel[pair * PANEL + lane] >> (4 * odd) & 15);
+    let (pair, element) = (k / 2, 2 * lane + k % 2);
+    let nibble = || usize::from(panel[pair * PANEL + element % PANEL] >> (element / PANEL * 4) & 15);
     let value = match numbers {
-        Numbers::F8 => E4M3[usize::from(panel[(pair * 2 + odd) * PANEL + lane])],
+        Numbers::F8 => E4M3[usize::from(panel[pair * 2 * PANEL + element])],
         Numbers::Nf4 => NF4_VALUES[nibble()],
         Numbers::Fp4 => FP4_VALUES[nibble()],
     };
@@ -65,88 +70,220 @@ fn value(numbers: Numbers, panel: &[u8], layout: &Layout, (k, lane): (usize, usi
 }
 
 #[cfg(target_arch = "x86_64")]
-mod wide {
-    //! The same with AVX-512.
+pub(super) mod wide {
+    //! The same with AVX-512: a line of sixteen pairs at a time, eight rows in each of two registers.
 
     use std::arch::x86_64::*;
+    use std::marker::PhantomData;
 
+    use super::super::bf16::{Weights, words};
     use super::*;
 
-    /// Unpacks a panel, a line of sixteen pairs at a time.
+    /// Codes of a kind of numbers.
+    pub(in super::super) trait Decode: Copy {
+        /// Size of the codes of a pair of inputs of all rows.
+        const BYTES: usize;
+
+        /// Factor of the scales that makes up for that of the values.
+        const FACTOR: f32 = 1.0;
+
+        /// Returns the values of a pair of inputs: those of each row beside each other, eight rows in a register.
+        ///
+        /// # Safety
+        /// AVX-512 F and BW must be available, and there must be [`Decode::BYTES`] bytes.
+        unsafe fn values(at: *const u8) -> [__m512; 2];
+    }
+
+    #[derive(Clone, Copy)]
+    pub(in super::super) struct F8;
+    #[derive(Clone, Copy)]
+    pub(in super::super) struct Nf4;
+    #[derive(Clone, Copy)]
+    pub(in super::super) struct Fp4;
+
+    impl Decode for F8 {
+        const BYTES: usize = 2 * PANEL;
+        const FACTOR: f32 = 256.0;
+
+        #[inline]
+        #[target_feature(enable = "avx512f,avx512bw")]
+        unsafe fn values(at: *const u8) -> [__m512; 2] {
+            // SAFETY: the caller guarantees this.
+            let codes = unsafe { _mm512_cvtepu8_epi16(_mm256_loadu_si256(at.cast())) };
+            // As f16, whose exponent is five bits with a bias of 15, the bits are the value over 256.
+            let sign = _mm512_and_si512(_mm512_slli_epi16::<8>(codes), _mm512_set1_epi16(i16::MIN));
+            let rest = _mm512_and_si512(_mm512_slli_epi16::<7>(codes), _mm512_set1_epi16(0x3f80));
+            let halves = _mm512_or_si512(sign, rest);
+            [_mm512_cvtph_ps(_mm512_castsi512_si256(halves)), _mm512_cvtph_ps(_mm512_extracti64x4_epi64::<1>(halves))]
+        }
+    }
+
+    impl Decode for Nf4 {
+        const BYTES: usize = PANEL;
+
+        #[inline]
+        #[target_feature(enable = "avx512f,avx512bw")]
+        unsafe fn values(at: *const u8) -> [__m512; 2] {
+            // SAFETY: the caller guarantees this.
+            unsafe { looked_up(&NF4_VALUES, at) }
+        }
+    }
+
+    impl Decode for Fp4 {
+        const BYTES: usize = PANEL;
+
+        #[inline]
+        #[target_feature(enable = "avx512f,avx512bw")]
+        unsafe fn values(at: *const u8) -> [__m512; 2] {
+            // SAFETY: the caller guarantees this.
+            unsafe { looked_up(&FP4_VALUES, at) }
+        }
+    }
+
+    /// Replaces nibbles by the values of a table.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn looked_up(values: &[f32; 16], at: *const u8) -> [__m512; 2] {
+        // SAFETY: the caller guarantees this; the table fills a register.
+        let (table, codes) =
+            unsafe { (_mm512_loadu_ps(values.as_ptr()), _mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast()))) };
+        // Of an index, only the lowest four bits count.
+        [_mm512_permutexvar_ps(codes, table), _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(codes), table)]
+    }
+
+    /// A panel of packed numbers.
+    #[derive(Clone, Copy)]
+    pub(in super::super) struct Panel<D> {
+        at: *const u8,
+        scales: *const u8,
+        bytes: usize,
+        kind: PhantomData<D>,
+    }
+
+    impl<D: Decode> Panel<D> {
+        pub(in super::super) fn new(panel: &[u8], layout: &Layout) -> Self {
+            assert!(panel.len() >= layout.bytes);
+            let scales = panel[layout.number_scales_at(0)..].as_ptr();
+            Self { at: panel.as_ptr(), scales, bytes: layout.bytes, kind: PhantomData }
+        }
+
+        /// Returns the scales of a group, two for each row.
+        #[inline]
+        #[target_feature(enable = "avx512f,avx512bw")]
+        unsafe fn doubled(self, group: usize) -> [__m512; 2] {
+            // SAFETY: the caller guarantees that the panel has sixteen scales for this group.
+            let scales = unsafe { _mm512_loadu_ps(self.scales.cast::<f32>().add(group * PANEL)) };
+            let scales = _mm512_mul_ps(scales, _mm512_set1_ps(D::FACTOR));
+            let rows = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+            let others = _mm512_add_epi32(rows, _mm512_set1_epi32(8));
+            [_mm512_permutexvar_ps(rows, scales), _mm512_permutexvar_ps(others, scales)]
+        }
+
+        /// Returns the weights of a pair of inputs.
+        #[inline]
+        #[target_feature(enable = "avx512f,avx512bw")]
+        unsafe fn scaled(self, scales: [__m512; 2], pair: usize) -> [__m512; 2] {
+            // SAFETY: the caller guarantees that the panel has this pair.
+            let [first, second] = unsafe { D::values(self.at.add(pair * D::BYTES)) };
+            [_mm512_mul_ps(first, scales[0]), _mm512_mul_ps(second, scales[1])]
+        }
+    }
+
+    impl<D: Decode> Weights for Panel<D> {
+        type Scales = [__m512; 2];
+
+        #[inline]
+        #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+        unsafe fn scales(self, group: usize) -> [__m512; 2] {
+            // SAFETY: the caller guarantees this.
+            unsafe { self.doubled(group) }
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+        unsafe fn pair(self, scales: [__m512; 2], pair: usize) -> __m512bh {
+            // SAFETY: the caller guarantees this.
+            let [first, second] = unsafe { self.scaled(scales, pair) };
+            _mm512_cvtne2ps_pbh(second, first)
+        }
+
+        fn prefetch(self, pair: usize, panels: usize) {
+            let at = self.at.wrapping_add(panels * self.bytes + pair * (D::BYTES + 4 * PANEL / PAIRS));
+            // SAFETY: a prefetch is a hint and may have any address.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+        }
+    }
+
+    /// Calls a function with the type of the numbers.
+    macro_rules! with_numbers {
+        ($numbers:expr, $function:ident, ($($arg:expr),*)) => {
+            match $numbers {
+                Numbers::F8 => $function::<F8>($($arg),*),
+                Numbers::Nf4 => $function::<Nf4>($($arg),*),
+                Numbers::Fp4 => $function::<Fp4>($($arg),*),
+            }
+        };
+    }
+
+    /// Unpacks a panel.
     ///
     /// # Safety
     /// AVX-512 must be available, the panel must have this layout, and there must be a line for each pair of inputs.
-    #[target_feature(enable = "avx512f,avx512bw,f16c")]
+    #[target_feature(enable = "avx512f,avx512bw")]
     pub(super) unsafe fn unpack(numbers: Numbers, panel: &[u8], layout: &Layout, lines: &mut [[u8; LINE]]) {
-        assert!(panel.len() >= layout.bytes && lines.len() == layout.groups() * PAIRS);
         // SAFETY: the caller guarantees this.
-        unsafe {
-            match numbers {
-                Numbers::F8 => groups(panel, layout, lines, |pair| e4m3_pair(panel.as_ptr().add(pair * 2 * PANEL))),
-                Numbers::Nf4 => tables(&NF4_VALUES, panel, layout, lines),
-                Numbers::Fp4 => tables(&FP4_VALUES, panel, layout, lines),
-            }
-        }
+        unsafe { with_numbers!(numbers, unpack_as, (panel, layout, lines)) }
     }
 
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,f16c")]
-    unsafe fn tables(values: &[f32; 16], panel: &[u8], layout: &Layout, lines: &mut [[u8; LINE]]) {
-        // SAFETY: the caller guarantees this; the table fills a register.
-        unsafe {
-            let table = _mm512_loadu_ps(values.as_ptr());
-            groups(panel, layout, lines, |pair| {
-                let codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(panel.as_ptr().add(pair * PANEL).cast()));
-                // Of an index, only the lowest four bits count.
-                [_mm512_permutexvar_ps(codes, table), _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(codes), table)]
-            });
-        }
-    }
-
-    /// Writes the scaled values of all pairs of inputs.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,f16c")]
-    unsafe fn groups(panel: &[u8], layout: &Layout, lines: &mut [[u8; LINE]], values: impl Fn(usize) -> [__m512; 2]) {
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn unpack_as<D: Decode>(panel: &[u8], layout: &Layout, lines: &mut [[u8; LINE]]) {
+        let panel = Panel::<D>::new(panel, layout);
         for (group, lines) in lines.chunks_exact_mut(PAIRS).enumerate() {
-            // SAFETY: the panel has sixteen scales for each group.
-            let scale = unsafe { _mm512_loadu_ps(panel.as_ptr().add(layout.number_scales_at(group)).cast()) };
-            for (index, line) in lines.iter_mut().enumerate() {
-                let [even, odd] = values(group * PAIRS + index);
-                let low = _mm512_srli_epi32::<16>(rounded(_mm512_mul_ps(even, scale)));
-                let odd = rounded(_mm512_mul_ps(odd, scale));
-                // The upper half of each word is that of the odd input.
-                let pair = _mm512_mask_mov_epi16(low, 0xaaaa_aaaa, odd);
-                // SAFETY: a line has 64 bytes.
-                unsafe { _mm512_storeu_si512(line.as_mut_ptr().cast(), pair) };
+            // SAFETY: the caller guarantees this; a line has 64 bytes.
+            unsafe {
+                let scales = panel.doubled(group);
+                for (index, line) in lines.iter_mut().enumerate() {
+                    let [first, second] = panel.scaled(scales, group * PAIRS + index);
+                    let at = line.as_mut_ptr();
+                    _mm256_storeu_si256(at.cast(), rounded(first));
+                    _mm256_storeu_si256(at.add(LINE / 2).cast(), rounded(second));
+                }
             }
         }
     }
 
-    /// Adds to the bits of numbers so that their upper halves are rounded to nearest, ties to even.
+    /// Rounds numbers to bf16, to nearest, ties to even.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,f16c")]
-    fn rounded(x: __m512) -> __m512i {
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn rounded(x: __m512) -> __m256i {
         let bits = _mm512_castps_si512(x);
         let even = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-        _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), even)
+        let raised = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), even);
+        _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(raised))
     }
 
-    /// Reads the values of sixteen rows for an even input, and for the next.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,f16c")]
-    unsafe fn e4m3_pair(at: *const u8) -> [__m512; 2] {
+    /// [`unpack`] with the instruction that rounds to bf16.
+    ///
+    /// # Safety
+    /// The conditions of [`unpack`] apply, and AVX-512 BF16 must be available.
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    pub(super) unsafe fn unpack_rounding(numbers: Numbers, panel: &[u8], layout: &Layout, lines: &mut [[u8; LINE]]) {
         // SAFETY: the caller guarantees this.
-        unsafe {
-            let codes = _mm512_cvtepu8_epi16(_mm256_loadu_si256(at.cast()));
-            let sign = _mm512_slli_epi16::<8>(_mm512_and_si512(codes, _mm512_set1_epi16(0x80)));
-            let rest = _mm512_slli_epi16::<7>(_mm512_and_si512(codes, _mm512_set1_epi16(0x7f)));
-            // As f16, whose exponent is five bits with a bias of 15, the bits are the value over 256.
-            let halves = _mm512_or_si512(sign, rest);
-            let factor = _mm512_set1_ps(256.0);
-            [
-                _mm512_mul_ps(_mm512_cvtph_ps(_mm512_castsi512_si256(halves)), factor),
-                _mm512_mul_ps(_mm512_cvtph_ps(_mm512_extracti64x4_epi64::<1>(halves)), factor),
-            ]
+        unsafe { with_numbers!(numbers, unpack_rounding_as, (panel, layout, lines)) }
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn unpack_rounding_as<D: Decode>(panel: &[u8], layout: &Layout, lines: &mut [[u8; LINE]]) {
+        let panel = Panel::<D>::new(panel, layout);
+        for (group, lines) in lines.chunks_exact_mut(PAIRS).enumerate() {
+            // SAFETY: the caller guarantees this; a line has 64 bytes.
+            unsafe {
+                let scales = panel.scales(group);
+                for (index, line) in lines.iter_mut().enumerate() {
+                    let pair = panel.pair(scales, group * PAIRS + index);
+                    _mm512_storeu_si512(line.as_mut_ptr().cast(), words(pair));
+                }
+            }
         }
     }
 }

@@ -242,17 +242,20 @@ impl Layout {
         self.scales + group * 4 * PANEL
     }
 
-    /// Writes a group of packed numbers of one row: its scale, and its codes in order. Bytes of two inputs are beside each
-    /// other, sixteen rows each; nibbles of two inputs share a byte.
+    /// Writes a group of packed numbers of one row: its scale, and its codes in order. For each pair of inputs, a panel has
+    /// the codes of the rows, each row's two beside each other. Of nibbles, those of the first eight rows are the low ones of
+    /// sixteen bytes, and those of the others the high ones.
     pub(crate) fn put_numbers(&self, panel: &mut [u8], row: usize, index: usize, scale: [u8; 4], codes: &[u8; GROUP]) {
         let Kind::Packed(numbers) = self.kind else { unreachable!("only packed numbers have such groups") };
         panel[self.number_scales_at(index) + 4 * row..][..4].copy_from_slice(&scale);
         let to = &mut panel[index * numbers.bytes()..][..numbers.bytes()];
-        match numbers {
-            Numbers::F8 => to[row..].iter_mut().step_by(PANEL).zip(codes).for_each(|(to, code)| *to = *code),
-            Numbers::Nf4 | Numbers::Fp4 => {
-                let pairs = codes.as_chunks::<2>().0.iter().map(|[even, odd]| even | odd << 4);
-                to[row..].iter_mut().step_by(PANEL).zip(pairs).for_each(|(to, pair)| *to = pair);
+        for (pair, codes) in codes.as_chunks::<2>().0.iter().enumerate() {
+            match numbers {
+                Numbers::F8 => to[(pair * PANEL + row) * 2..][..2].copy_from_slice(codes),
+                Numbers::Nf4 | Numbers::Fp4 => {
+                    let to = &mut to[pair * PANEL + row % (PANEL / 2) * 2..][..2];
+                    to.iter_mut().zip(codes).for_each(|(to, code)| *to |= code << (row / (PANEL / 2) * 4));
+                }
             }
         }
     }

@@ -1,0 +1,145 @@
+//! Adapters that are damaged, hostile or made for another model.
+
+#![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
+
+use std::path::{Path, PathBuf};
+
+use octavo_models::progress::Silent;
+use octavo_models::{MergeOptions, merge};
+use safetensors::tensor::{Dtype, TensorView};
+use serde_json::{Value, json};
+
+const BASE: &str = "llama";
+/// A module of the base, with 64 inputs and 64 outputs.
+const MODULE: &str = "base_model.model.model.layers.0.self_attn.q_proj";
+
+fn testdata(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/testdata").join(name)
+}
+
+/// An adapter to write: its settings beside the usual ones, and its tensors.
+struct Case {
+    settings: Value,
+    tensors: Vec<(String, Vec<usize>, f32)>,
+}
+
+impl Case {
+    /// An adapter of rank 2 for one module of the base.
+    fn sound() -> Self {
+        Self { settings: json!({}), tensors: tensors(MODULE, [2, 64], [64, 2]) }
+    }
+
+    fn write(&self, folder: &Path) {
+        let mut config = json!({"peft_type": "LORA", "r": 2, "lora_alpha": 4});
+        config.as_object_mut().unwrap().extend(self.settings.as_object().unwrap().clone());
+        std::fs::create_dir_all(folder).unwrap();
+        std::fs::write(folder.join("adapter_config.json"), config.to_string()).unwrap();
+        let bytes = |shape: &[usize], value: f32| value.to_le_bytes().repeat(shape.iter().product());
+        let data: Vec<_> = self.tensors.iter().map(|(_, shape, value)| bytes(shape, *value)).collect();
+        let views = self.tensors.iter().zip(&data);
+        let views =
+            views.map(|((name, shape, _), data)| (name, TensorView::new(Dtype::F32, shape.clone(), data).unwrap()));
+        let file = safetensors::serialize(views, None).unwrap();
+        std::fs::write(folder.join("adapter_model.safetensors"), file).unwrap();
+    }
+
+    /// Merges the adapter, and returns the error if there is one. No output may be left after an error.
+    fn merge(&self, base: &str) -> Result<(), String> {
+        let folder = tempfile::tempdir().unwrap();
+        let (adapter, output) = (folder.path().join("adapter"), folder.path().join("merged"));
+        self.write(&adapter);
+        let merged = merge(MergeOptions { base: &testdata(base), adapter: &adapter, output: &output }, &Silent);
+        let left = std::fs::read_dir(folder.path()).unwrap().count();
+        assert_eq!(left, if merged.is_ok() { 2 } else { 1 });
+        merged.map(|_| ()).map_err(|error| error.to_string())
+    }
+}
+
+fn tensors(module: &str, a: [usize; 2], b: [usize; 2]) -> Vec<(String, Vec<usize>, f32)> {
+    vec![(format!("{module}.lora_A.weight"), a.into(), 0.5), (format!("{module}.lora_B.weight"), b.into(), 0.25)]
+}
+
+#[test]
+fn a_sound_adapter_is_merged() {
+    assert_eq!(Case::sound().merge(BASE), Ok(()));
+}
+
+#[test]
+fn an_adapter_that_does_not_fit_is_refused() {
+    let module = "base_model.model.model.layers.0.self_attn";
+    for (tensors, part) in [
+        (vec![], "it has no tensors of LoRA"),
+        (
+            tensors(MODULE, [2, 32], [64, 2]),
+            "'model.layers.0.self_attn.q_proj.weight' is 64 x 32, but the weight has the shape",
+        ),
+        (tensors(MODULE, [3, 64], [64, 3]), "the ranks 3 and 3; its configuration says 2"),
+        (tensors(MODULE, [2, 64], [64, 4]), "the ranks 2 and 4"),
+        (
+            tensors(&format!("{module}.x_proj"), [2, 64], [64, 2]),
+            "the model has no weight 'model.layers.0.self_attn.x_proj.weight'",
+        ),
+        (tensors("model.layers.0.self_attn.q_proj", [2, 64], [64, 2]), "does not begin with base_model.model."),
+        (tensors(MODULE, [2, 64], [64, 2])[..1].to_vec(), "has one of the tensors A and B only"),
+        (vec![(format!("{module}.q_proj.lora_magnitude_vector"), vec![64], 1.0)], "is none of LoRA"),
+        (
+            vec![
+                (format!("{MODULE}.lora_A.weight"), vec![2, 64], f32::NAN),
+                tensors(MODULE, [2, 64], [64, 2]).remove(1),
+            ],
+            "not finite",
+        ),
+        (
+            vec![(format!("{MODULE}.lora_A.weight"), vec![128], 1.0), tensors(MODULE, [2, 64], [64, 2]).remove(1)],
+            "not that of a matrix",
+        ),
+    ] {
+        let error = Case { tensors, ..Case::sound() }.merge(BASE).unwrap_err();
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    let large = Case { settings: json!({"r": 257}), tensors: tensors(MODULE, [257, 64], [64, 257]) };
+    let error = large.merge(BASE).unwrap_err();
+    assert!(error.contains("the largest is 256"), "{error}");
+    let dora = Case { settings: json!({"use_dora": true}), ..Case::sound() };
+    assert!(dora.merge(BASE).unwrap_err().contains("'use_dora'"));
+}
+
+#[test]
+fn a_model_without_such_weights_is_refused() {
+    let error = Case::sound().merge("llama-gguf/model.gguf").unwrap_err();
+    assert!(error.contains("is a GGUF file"), "{error}");
+    let error = Case::sound().merge("bert-sentence").unwrap_err();
+    assert!(error.contains("sentence-transformers"), "{error}");
+}
+
+#[test]
+fn an_existing_folder_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let (adapter, output) = (folder.path().join("adapter"), folder.path().join("merged"));
+    Case::sound().write(&adapter);
+    std::fs::create_dir(&output).unwrap();
+    std::fs::write(output.join("mine"), "").unwrap();
+    let options = MergeOptions { base: &testdata(BASE), adapter: &adapter, output: &output };
+    let error = merge(options, &Silent).unwrap_err().to_string();
+    assert!(error.contains("the folder exists and is not empty"), "{error}");
+    std::fs::remove_file(output.join("mine")).unwrap();
+    merge(options, &Silent).unwrap();
+    assert!(output.join("tokenizer.json").exists() && output.join("config.json").exists());
+}
+
+#[test]
+fn damaged_files_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("merged");
+    let merged = |adapter: &Path| {
+        let options = MergeOptions { base: &testdata(BASE), adapter, output: &output };
+        merge(options, &Silent).unwrap_err().to_string()
+    };
+    assert!(merged(folder.path()).contains("has no adapter_config.json"));
+    let adapter = folder.path().join("adapter");
+    Case::sound().write(&adapter);
+    std::fs::write(adapter.join("adapter_model.safetensors"), "text").unwrap();
+    assert!(merged(&adapter).contains("the safetensors header is invalid"));
+    std::fs::write(adapter.join("adapter_config.json"), "[]").unwrap();
+    assert!(merged(&adapter).contains("it is not a JSON object"));
+}
