@@ -257,46 +257,73 @@ DEVICE void expert_gemv(const ExpertLinearParams& p) {
     tile.write<T>(p, n0, sums);
 }
 
-// The same with a quantised weight, whose codes are multiplied with the activations as they are.
+// Adds the products of a group, whose codes are multiplied with the activations as they are.
+template <class T>
+DEVICE void add_group(const ExpertLinearParams& p, const ExpertTile& tile, u32 at, const QuantGroup<8> (&weight)[EXPERT_OUTPUTS],
+                      float (&sums)[EXPERT_ROWS][EXPERT_OUTPUTS]) {
+    constexpr u32 HALF = 16;
+#pragma unroll
+    for (u32 i = 0; i < EXPERT_ROWS; ++i) {
+        const T* input = tile.input<T>(p, i) + at * 32;
+#pragma unroll
+        for (u32 half = 0; half < 2; ++half) {
+            float total = 0.0f, dots[EXPERT_OUTPUTS] = {};
+#pragma unroll
+            for (u32 from = half * HALF; from < (half + 1) * HALF; from += WIDE<T>) {
+                const Vec<T, WIDE<T>> x = load<WIDE<T>>(input + from);
+#pragma unroll
+                for (u32 e = 0; e < WIDE<T>; ++e) {
+                    const float value = to_float(x.x[e]);
+                    const u32 element = from + e;
+                    total += value;
+#pragma unroll
+                    for (u32 j = 0; j < EXPERT_OUTPUTS; ++j)
+                        dots[j] = fmaf((float)(i8)(weight[j].q[element / 4] >> element % 4 * 8), value, dots[j]);
+                }
+            }
+#pragma unroll
+            for (u32 j = 0; j < EXPERT_OUTPUTS; ++j)
+                sums[i][j] = fmaf(weight[j].min[half], total, fmaf(weight[j].scale[half], dots[j], sums[i][j]));
+        }
+    }
+}
+
+// Adds the products of a group of floating-point numbers.
+template <class T, class D>
+DEVICE void add_group(const ExpertLinearParams& p, const ExpertTile& tile, u32 at,
+                      const NumberGroup<D, 8> (&weight)[EXPERT_OUTPUTS], float (&sums)[EXPERT_ROWS][EXPERT_OUTPUTS]) {
+#pragma unroll
+    for (u32 word = 0; word < 8; ++word) {
+        float values[EXPERT_OUTPUTS][4];
+#pragma unroll
+        for (u32 j = 0; j < EXPERT_OUTPUTS; ++j) weight[j].values(word, values[j]);
+#pragma unroll
+        for (u32 i = 0; i < EXPERT_ROWS; ++i) {
+            const Vec<T, 4> x = load<4>(tile.input<T>(p, i) + at * 32 + word * 4);
+#pragma unroll
+            for (u32 e = 0; e < 4; ++e)
+#pragma unroll
+                for (u32 j = 0; j < EXPERT_OUTPUTS; ++j) sums[i][j] = fmaf(to_float(x.x[e]), values[j][e], sums[i][j]);
+        }
+    }
+}
+
+// The same with a quantised weight.
 template <class F, class T>
 DEVICE void expert_gemv_quant(const ExpertLinearParams& p) {
-    constexpr u32 HALF = 16;
     const u32 n0 = first_output();
     if (!ExpertTile::exists(p, blockIdx.x) || n0 >= p.n) return;
     const ExpertTile tile(p, blockIdx.x);
     const u32 groups = p.k / 32;
     float sums[EXPERT_ROWS][EXPERT_OUTPUTS] = {};
     for (u32 at = lane_id(); at < groups; at += 32) {
-        QuantGroup<8> weight[EXPERT_OUTPUTS];
+        decltype(F::template read<8>(p.quant, 0)) weight[EXPERT_OUTPUTS];
 #pragma unroll
         for (u32 j = 0; j < EXPERT_OUTPUTS; ++j) {
             const u64 row = (u64)tile.expert * p.n + min(n0 + j, p.n - 1);
             weight[j] = F::template read<8>(p.quant, row * groups + at);
         }
-#pragma unroll
-        for (u32 i = 0; i < EXPERT_ROWS; ++i) {
-            const T* input = tile.input<T>(p, i) + at * 32;
-#pragma unroll
-            for (u32 half = 0; half < 2; ++half) {
-                float total = 0.0f, dots[EXPERT_OUTPUTS] = {};
-#pragma unroll
-                for (u32 from = half * HALF; from < (half + 1) * HALF; from += WIDE<T>) {
-                    const Vec<T, WIDE<T>> x = load<WIDE<T>>(input + from);
-#pragma unroll
-                    for (u32 e = 0; e < WIDE<T>; ++e) {
-                        const float value = to_float(x.x[e]);
-                        const u32 element = from + e;
-                        total += value;
-#pragma unroll
-                        for (u32 j = 0; j < EXPERT_OUTPUTS; ++j)
-                            dots[j] = fmaf((float)(i8)(weight[j].q[element / 4] >> element % 4 * 8), value, dots[j]);
-                    }
-                }
-#pragma unroll
-                for (u32 j = 0; j < EXPERT_OUTPUTS; ++j)
-                    sums[i][j] = fmaf(weight[j].min[half], total, fmaf(weight[j].scale[half], dots[j], sums[i][j]));
-            }
-        }
+        add_group<T>(p, tile, at, weight, sums);
     }
     tile.write<T>(p, n0, sums);
 }

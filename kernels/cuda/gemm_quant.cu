@@ -10,13 +10,6 @@
 #include "linear.h"
 #include "quant.h"
 
-// Returns two adjacent weights in one register: elements `e` and e + 1 of a word.
-template <class T>
-DEVICE u32 weight_pair(int word, u32 e, float scale, float min) {
-    const float low = fmaf((float)(i8)(word >> e * 8), scale, min), high = fmaf((float)(i8)(word >> (e + 1) * 8), scale, min);
-    return pack_pair<T>(low, high);
-}
-
 template <class F, class T, class O, int TILES_M>
 DEVICE void gemm_quant(const QuantLinearParams& p) {
     constexpr u32 WARPS = 8, TILES_N = 2, SLOTS = TILES_M * TILES_N * 4;
@@ -37,12 +30,14 @@ DEVICE void gemm_quant(const QuantLinearParams& p) {
 #pragma unroll
             for (u32 j = 0; j < TILES_N; ++j) {
                 const u32 row = min(n0 + j * 8 + line, p.n - 1);
-                const QuantGroup<2> group = F::template read<2>(p.weight, (u64)row * groups + at, part);
+                const auto group = F::template read<2>(p.weight, (u64)row * groups + at, part);
 #pragma unroll
-                for (u32 half = 0; half < 2; ++half)
+                for (u32 half = 0; half < 2; ++half) {
+                    float values[4];
+                    group.values(half, values);
 #pragma unroll
-                    for (u32 i = 0; i < 2; ++i)
-                        b[j][half][i] = weight_pair<T>(group.q[half], i * 2, group.scale[half], group.min[half]);
+                    for (u32 i = 0; i < 2; ++i) b[j][half][i] = pack_pair<T>(values[i * 2], values[i * 2 + 1]);
+                }
             }
 #pragma unroll
             for (u32 i = 0; i < TILES_M; ++i) {

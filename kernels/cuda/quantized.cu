@@ -108,6 +108,37 @@ DEVICE void mmvq(const QuantLinearParams& p) {
     write_warp_sums<O>(p, n0, sums);
 }
 
+// The same with activations that are not rounded, for weights whose codes are floating-point numbers.
+template <class F, class T, class O, int ROWS>
+DEVICE void gemv_quant(const QuantLinearParams& p) {
+    constexpr u32 OUTPUTS = 2;
+    const u32 n0 = (blockIdx.x * (blockDim.x / 32) + warp_id()) * OUTPUTS;
+    if (n0 >= p.n) return;
+    const u32 groups = p.k / 32;
+    float sums[ROWS][OUTPUTS] = {};
+    for (u32 at = lane_id(); at < groups; at += 32) {
+        const NumberGroup<F, 8> weight[OUTPUTS] = {
+            F::template read<8>(p.weight, (u64)n0 * groups + at),
+            F::template read<8>(p.weight, (u64)min(n0 + 1, p.n - 1) * groups + at)};
+#pragma unroll
+        for (u32 word = 0; word < 8; ++word) {
+            float values[OUTPUTS][4];
+#pragma unroll
+            for (u32 j = 0; j < OUTPUTS; ++j) weight[j].values(word, values[j]);
+#pragma unroll
+            for (u32 i = 0; i < ROWS; ++i) {
+                // Rows beyond the last are computed as the last one and not written.
+                const Vec<T, 4> x = load<4>((const T*)p.input + ((u64)min(i, p.m - 1) * groups + at) * 32 + word * 4);
+#pragma unroll
+                for (u32 e = 0; e < 4; ++e)
+#pragma unroll
+                    for (u32 j = 0; j < OUTPUTS; ++j) sums[i][j] = fmaf(to_float(x.x[e]), values[j][e], sums[i][j]);
+            }
+        }
+    }
+    write_warp_sums<O>(p, n0, sums);
+}
+
 // ------------------------------------------------------------------------------------------- dequantisation
 
 // A thread writes 32 adjacent values.
@@ -116,17 +147,18 @@ DEVICE void dequantize(const DequantizeParams& p) {
     const u32 groups = p.k / 32, at = blockIdx.y * blockDim.x + threadIdx.x, row = blockIdx.x;
     if (at >= groups) return;
     const u64 from = p.row_ids ? token_row(p.row_ids, p.drawn, row, p.n) : row;
-    const QuantGroup<8> group = F::template read<8>(p.weight, from * groups + at);
+    const auto group = F::template read<8>(p.weight, from * groups + at);
     T* out = (T*)p.out + ((u64)row * groups + at) * 32;
 #pragma unroll
     for (u32 e = 0; e < 32; e += WIDE<T>) {
-        Vec<T, WIDE<T>> values;
+        Vec<T, WIDE<T>> rounded;
 #pragma unroll
-        for (u32 i = 0; i < WIDE<T>; ++i) {
-            const u32 element = e + i;
-            const float code = (float)(i8)(group.q[element / 4] >> element % 4 * 8);
-            values.x[i] = from_float<T>(fmaf(code, group.scale[element / 16], group.min[element / 16]) * p.scale);
+        for (u32 word = 0; word < WIDE<T> / 4; ++word) {
+            float values[4];
+            group.values(e / 4 + word, values);
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) rounded.x[word * 4 + i] = from_float<T>(values[i] * p.scale);
         }
-        store(out + e, values);
+        store(out + e, rounded);
     }
 }

@@ -44,6 +44,12 @@ struct QuantGroup {
     int q[WORDS];
     float scale[2], min[2];
 
+    // Returns the weights of q[i], four adjacent ones.
+    DEVICE void values(u32 i, float (&out)[4]) const {
+#pragma unroll
+        for (u32 e = 0; e < 4; ++e) out[e] = fmaf((float)(i8)(q[i] >> e * 8), scale[half(i)], min[half(i)]);
+    }
+
     DEVICE void set_scale(float value) { scale[0] = scale[1] = value; }
     DEVICE void set_min(float value) { min[0] = min[1] = value; }
 
@@ -390,3 +396,100 @@ struct INT8 {
         return group;
     }
 };
+
+// ------------------------------------------------------------------------------------------- floating-point codes
+
+// A group of 32 weights in floating-point numbers of fewer than 16 bits, or the part of one of four lanes. D decodes the
+// four codes of a word.
+template <class D, int WORDS>
+struct NumberGroup {
+    QuantGroup<WORDS> codes;
+    float scale;
+
+    // Returns the weights of a word.
+    DEVICE void values(u32 i, float (&out)[4]) const {
+        D::decode((u32)codes.q[i], out);
+#pragma unroll
+        for (u32 e = 0; e < 4; ++e) out[e] *= scale;
+    }
+};
+
+struct F8_E4M3 {
+    // Decodes four bytes: four bits of the exponent with a bias of 7, three of the mantissa.
+    static DEVICE void decode(u32 codes, float (&out)[4]) {
+#pragma unroll
+        for (u32 i = 0; i < 2; ++i) {
+            // Two codes in the upper bytes of halves. As f16, whose exponent is five bits with a bias of 15, the bits are the
+            // value over 256.
+            const u32 upper = permute_bytes(codes, 0, i ? 0x3424 : 0x1404);
+            Vec<f16, 2> pair;
+            pair.registers = (upper & 0x80008000) | (upper & 0x7f007f00) >> 1;
+            out[i * 2] = to_float(pair.x[0]) * 256.0f;
+            out[i * 2 + 1] = to_float(pair.x[1]) * 256.0f;
+        }
+    }
+
+    template <int WORDS>
+    static DEVICE NumberGroup<F8_E4M3, WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+        NumberGroup<F8_E4M3, WORDS> group;
+        group.codes.read_bytes(weight.codes, index, part);
+        group.scale = ((const float*)weight.deltas)[index];
+        return group;
+    }
+};
+
+// Looks up four codes, each in a byte, in a table of sixteen f32: planes[b] has their bytes b.
+DEVICE void table_values(const u32 (&planes)[4][4], u32 codes, float (&out)[4]) {
+    const u32 pairs = codes | codes >> 4, nibbles = (pairs & 0xff) | (pairs >> 8 & 0xff00);
+    // The last permutation takes byte j of the upper half of the table if nibble j has bit 3.
+    const u32 selector = nibbles & 0x7777, upper = 0x3210 | (nibbles & 0x8888) >> 1;
+    u32 bytes[4];
+#pragma unroll
+    for (u32 b = 0; b < 4; ++b)
+        bytes[b] = permute_bytes(permute_bytes(planes[b][0], planes[b][1], selector),
+                                 permute_bytes(planes[b][2], planes[b][3], selector), upper);
+#pragma unroll
+    for (u32 i = 0; i < 2; ++i) {
+        const u32 halves = i ? 0x7362 : 0x5140;
+        const u32 low = permute_bytes(bytes[0], bytes[1], halves), high = permute_bytes(bytes[2], bytes[3], halves);
+        out[i * 2] = __uint_as_float(permute_bytes(low, high, 0x5410));
+        out[i * 2 + 1] = __uint_as_float(permute_bytes(low, high, 0x7632));
+    }
+}
+
+// A format of indices of a table, of which TABLE has the planes.
+template <class TABLE>
+struct TableFormat {
+    static DEVICE void decode(u32 codes, float (&out)[4]) {
+        constexpr TABLE table;
+        table_values(table.planes, codes, out);
+    }
+
+    template <int WORDS>
+    static DEVICE NumberGroup<TableFormat, WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+        NumberGroup<TableFormat, WORDS> group;
+        group.codes.read_nibbles(weight.codes, index, part);
+        group.scale = ((const float*)weight.deltas)[index];
+        return group;
+    }
+};
+
+// NormalFloat of bitsandbytes (NF4_VALUES in Rust).
+struct Nf4Table {
+    u32 planes[4][4] = {
+        {0xa030b100, 0x00713f4d, 0x3adde3ff, 0x00b3abb8},
+        {0x326b3900, 0x007835a2, 0x0304cafa, 0x001307a4},
+        {0xca063280, 0x00ba3d91, 0xad7c24a2, 0x803910e1},
+        {0xbebfbfbf, 0x00bdbebe, 0x3e3e3e3d, 0x3f3f3f3e}};
+};
+using NF4 = TableFormat<Nf4Table>;
+
+// FP4 of bitsandbytes (FP4_VALUES in Rust).
+struct Fp4Table {
+    u32 planes[4][4] = {
+        {0x00abab00, 0x00ab00ab, 0x00abab00, 0x00ab00ab},
+        {0x00aaaa00, 0x00aa00aa, 0x00aaaa00, 0x00aa00aa},
+        {0x802aaa00, 0x802a00aa, 0x802aaa00, 0x802a00aa},
+        {0x3f3f3b00, 0x3e3e3f3e, 0xbfbfbb80, 0xbebebfbe}};
+};
+using FP4 = TableFormat<Fp4Table>;

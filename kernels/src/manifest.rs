@@ -21,7 +21,8 @@ pub use experts::{expert_linear, expert_sum, gate_rows, route, sort_experts};
 pub use fill::fill;
 pub use images::{MediaMove, embed_taps, mean_rows, media_rows, patches};
 pub use linear::{
-    GEMM_QUANT_TILES, GemmTile, dequantize, gemm, gemm_quant, gemv, gemv_rows, mmvq, mmvq_rows, quantize_activations,
+    GEMM_QUANT_TILES, GemmTile, dequantize, gemm, gemm_quant, gemv, gemv_quant, gemv_rows, mmvq, mmvq_rows,
+    quantize_activations,
 };
 pub use rows::{Activation, NormMean, Pool, act, copy_blocks, embed, embed_add, gather_rows, glu, norm, pool_rows};
 pub use sampling::{sampling_adjust, sampling_draw, sampling_logprobs};

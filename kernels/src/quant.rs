@@ -22,6 +22,8 @@
 //! | IQ4_XS | nibbles | | the 8 bytes before a block's codes per 256 | |
 //! | INT4 | nibbles | | u8 zero point per 32 | f16 scale per 32 |
 //! | INT8 | 32 bytes | | u8 zero point per 32 | f32 scale per 32 |
+//! | F8_E4M3 | 32 bytes | | | f32 scale per 32 |
+//! | NF4, FP4 | nibbles | | | f32 scale per 32 |
 //!
 //! - **Nibbles**: byte i of 16 holds element i in its low nibble and element i + 16 in its high nibble.
 //! - **Pairs** of bits take 8 bytes: byte j of the first word holds those of the elements j, 4 + j, 8 + j and 12 + j,
@@ -65,6 +67,12 @@ pub enum QuantFormat {
     Int4,
     /// 8-bit integers in blocks of 32 with an f32 scale and a zero point.
     Int8,
+    /// 8-bit floating-point numbers in blocks of 32 with an f32 scale.
+    F8E4M3,
+    /// 4-bit indices of bitsandbytes' NormalFloat in blocks of 32 with an f32 scale.
+    Nf4,
+    /// 4-bit floating-point numbers of bitsandbytes in blocks of 32 with an f32 scale.
+    Fp4,
 }
 
 /// Alignment of the planes in bytes.
@@ -75,7 +83,7 @@ const GROUP: usize = 32;
 
 impl QuantFormat {
     /// All formats.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 18] = [
         Self::Q4_0,
         Self::Q4_1,
         Self::Q5_0,
@@ -91,7 +99,15 @@ impl QuantFormat {
         Self::Iq4Xs,
         Self::Int4,
         Self::Int8,
+        Self::F8E4M3,
+        Self::Nf4,
+        Self::Fp4,
     ];
+
+    /// Returns whether codes are floating-point numbers, which are not multiplied with activations of 8 bits.
+    pub const fn is_float(self) -> bool {
+        matches!(self, Self::F8E4M3 | Self::Nf4 | Self::Fp4)
+    }
 
     /// Returns the name in instances.
     pub const fn name(self) -> &'static str {
@@ -111,6 +127,9 @@ impl QuantFormat {
             Self::Iq4Xs => "iq4_xs",
             Self::Int4 => "int4",
             Self::Int8 => "int8",
+            Self::F8E4M3 => "f8_e4m3",
+            Self::Nf4 => "nf4",
+            Self::Fp4 => "fp4",
         }
     }
 
@@ -132,6 +151,9 @@ impl QuantFormat {
             Self::Iq4Xs => "IQ4_XS",
             Self::Int4 => "INT4",
             Self::Int8 => "INT8",
+            Self::F8E4M3 => "F8_E4M3",
+            Self::Nf4 => "NF4",
+            Self::Fp4 => "FP4",
         }
     }
 
@@ -139,7 +161,7 @@ impl QuantFormat {
     pub const fn block_elements(self) -> usize {
         match self {
             Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Mxfp4 => 32,
-            Self::Iq4Nl | Self::Int4 | Self::Int8 => 32,
+            Self::Iq4Nl | Self::Int4 | Self::Int8 | Self::F8E4M3 | Self::Nf4 | Self::Fp4 => 32,
             Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs => 256,
         }
     }
@@ -167,6 +189,8 @@ impl QuantFormat {
             Self::Iq4Xs => [128, 0, 8, 0],
             Self::Int4 => [16, 0, 1, 2],
             Self::Int8 => [32, 0, 1, 4],
+            Self::F8E4M3 => [32, 0, 0, 4],
+            Self::Nf4 | Self::Fp4 => [16, 0, 0, 4],
         }
     }
 }
@@ -224,7 +248,13 @@ impl QuantLayout {
                 write(&mut out[self.starts[p] + i * bytes[p]..][..bytes[p]]);
             };
             match self.format {
-                QuantFormat::Q4_0 | QuantFormat::Q4_1 | QuantFormat::Q8_0 | QuantFormat::Iq4Nl => {
+                QuantFormat::Q4_0
+                | QuantFormat::Q4_1
+                | QuantFormat::Q8_0
+                | QuantFormat::Iq4Nl
+                | QuantFormat::F8E4M3
+                | QuantFormat::Nf4
+                | QuantFormat::Fp4 => {
                     plane(3, &mut |to| to.copy_from_slice(&block[..bytes[3]]));
                     plane(0, &mut |to| to.copy_from_slice(&block[bytes[3]..]));
                 }

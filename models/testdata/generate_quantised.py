@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from compressed_tensors.quantization.lifecycle.forward import dequantize
 from safetensors.numpy import save_file
 from transformers import LlamaConfig
 
@@ -150,6 +152,38 @@ def compressed(form, make, **arguments):
     return quantise
 
 
+def nvfp4(weight):
+    """NVFP4 as compressed-tensors packs it, with the values in f32."""
+    args = QuantizationArgs(num_bits=4, type="float", strategy="tensor_group", group_size=16, symmetric=True)
+    whole = 448 * 6 / weight.abs().amax()
+    scales = (weight.view(weight.shape[0], -1, 16).abs().amax(-1) / 6 * whole).to(torch.float8_e4m3fn)
+    given = {"weight": weight, "weight_scale": scales.float(), "weight_global_scale": whole.reshape(1)}
+    scheme = QuantizationScheme(targets=["Linear"], weights=args, format="nvfp4-pack-quantized")
+    tensors = BaseCompressor.get_value_from_registry("nvfp4-pack-quantized").compress(given, scheme)
+    codes = unpack_fp4_from_uint8(tensors["weight_packed"], *weight.shape, dtype=torch.float32)
+    values = dequantize(codes, tensors["weight_scale"].float(), global_scale=whole, args=args, dtype=torch.float32)
+    return tensors, values
+
+
+def modelopt_nvfp4(weight):
+    """The same numbers as ModelOpt names them; the scale of the matrix is the inverse."""
+    tensors, _ = nvfp4(weight)
+    whole = 1 / tensors["weight_global_scale"].float()
+    codes = unpack_fp4_from_uint8(tensors["weight_packed"], *weight.shape, dtype=torch.float32)
+    scales = (tensors["weight_scale"].float() * whole).repeat_interleave(16, 1)
+    stored = {"weight": tensors["weight_packed"], "weight_scale": tensors["weight_scale"], "weight_scale_2": whole.reshape(())}
+    return stored, codes * scales
+
+
+def mxfp4(weight):
+    args = QuantizationArgs(num_bits=4, type="float", strategy="group", group_size=32, symmetric=True, scale_dtype="torch.uint8")
+    scheme = QuantizationScheme(targets=["Linear"], weights=args, format="mxfp4-pack-quantized")
+    scales = torch.exp2(torch.floor(torch.log2(weight.view(weight.shape[0], -1, 32).abs().amax(-1))) - 2)
+    compressor = BaseCompressor.get_value_from_registry("mxfp4-pack-quantized")
+    tensors = compressor.compress({"weight": weight, "weight_scale": scales}, scheme)
+    return tensors, compressor.decompress(dict(tensors), scheme)["weight"]
+
+
 def middle_scales(weight):
     least, largest = by_group(weight)
     return {"weight_scale": (torch.maximum(-least, largest) / 7.5).bfloat16()}
@@ -217,6 +251,9 @@ METHODS = {
     "fp8-block-32": (fp8((40, 32)), dict(quant_method="fp8", activation_scheme="dynamic", fmt="e4m3", weight_block_size=[40, 32])),
     "fp4": (four_bits("fp4", False), BITSANDBYTES | dict(load_in_4bit=True, load_in_8bit=False, bnb_4bit_quant_type="fp4")),
     "gptq-2": (gptq(bits=2), GPTQ | dict(bits=2, sym=True, desc_act=False)),
+    "nvfp4": (nvfp4, tensors_config("nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group", group_size=16)),
+    "modelopt-nvfp4": (modelopt_nvfp4, dict(quant_method="modelopt", quant_algo="NVFP4", ignore=["lm_head"])),
+    "mxfp4": (mxfp4, tensors_config("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group", group_size=32)),
 }
 
 

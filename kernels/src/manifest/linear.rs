@@ -121,6 +121,14 @@ pub fn mmvq(format: QuantFormat, out: Dtype, rows: u32) -> Instance {
     if alone { instance.resident(1) } else { instance }
 }
 
+/// Returns the instance for the product of activations of type `dtype` with a weight whose codes are floating-point
+/// numbers, for at most `rows` rows (a result of [`mmvq_rows`]).
+pub fn gemv_quant(format: QuantFormat, dtype: Dtype, out: Dtype, rows: u32) -> Instance {
+    let call = format!("gemv_quant<{}, {}, {}, {rows}>", format.c_name(), dtype.c_name(), out.c_name());
+    let name = format!("gemv_quant_{}_{}_m{rows}", format.name(), types(dtype, out));
+    Instance::new::<QuantLinearParams>(sources::QUANTIZED, name, call, 128).of(dtype)
+}
+
 /// Numbers of rows of a tile of [`gemm_quant`], each with the maximum number of rows of a product that uses it. A row's
 /// bits are the same in all instances.
 pub const GEMM_QUANT_TILES: [(u32, u32); 2] = [(16, 16), (32, 64)];
@@ -157,7 +165,13 @@ pub(super) fn all(chip: Chip) -> Vec<Instance> {
         }
         instances.push(quantize_activations(dtype));
         for format in QuantFormat::ALL {
-            instances.extend(MMVQ_ROWS.map(|rows| mmvq(format, dtype, rows)));
+            if format.is_float() {
+                let outs = if dtype == Dtype::F32 { vec![dtype] } else { vec![dtype, Dtype::F32] };
+                let pairs = outs.into_iter().flat_map(|out| MMVQ_ROWS.map(|rows| (out, rows)));
+                instances.extend(pairs.map(|(out, rows)| gemv_quant(format, dtype, out, rows)));
+            } else {
+                instances.extend(MMVQ_ROWS.map(|rows| mmvq(format, dtype, rows)));
+            }
             if chip.has_sm80() && dtype != Dtype::F32 {
                 let pairs =
                     [dtype, Dtype::F32].into_iter().flat_map(|out| GEMM_QUANT_TILES.map(|(rows, _)| (out, rows)));

@@ -40,7 +40,8 @@ struct Dense {
 #[derive(Clone, Debug)]
 struct Quant {
     weight: QuantWeight,
-    quantize: KernelId,
+    /// Rounds the input for products of few rows; `None` if they take it as it is.
+    quantize: Option<KernelId>,
     /// Kernels with their number of rows, ascending.
     vectors: Vec<(u32, KernelId)>,
     /// Kernels for more rows, with their number of rows and the number of rows in a tile.
@@ -78,7 +79,7 @@ impl ProductPart {
         };
         let vectors = of_rows(&|rows| manifest::gemv(dtype, *out, rows), &manifest::gemv_rows);
         let quant_vectors =
-            quant.map(|(format, _)| of_rows(&|r| manifest::mmvq(format, *out, r), &manifest::mmvq_rows));
+            quant.map(|(format, _)| of_rows(&|r| few_rows(format, dtype, *out, r), &manifest::mmvq_rows));
         let mut gemm = |tile| instances.id(manifest::gemm(chip, dtype, *out, tile));
         let dense = Dense { vectors, small: gemm(GemmTile::Small), large: gemm(GemmTile::Large), dtype };
         let library = library_shape(wanted, dtype).filter(|_| !batch_invariant);
@@ -88,7 +89,7 @@ impl ProductPart {
             tiles: (manifest::GEMM_QUANT_TILES.into_iter().filter(|_| tiled))
                 .map(|(rows, most)| (most, (instances.id(manifest::gemm_quant(format, dtype, *out, rows)), rows)))
                 .collect(),
-            quantize: instances.id(manifest::quantize_activations(dtype)),
+            quantize: (!format.is_float()).then(|| instances.id(manifest::quantize_activations(dtype))),
             vectors: quant_vectors.unwrap_or_default(),
             dequantize: instances.id(manifest::dequantize(format, dtype)),
         });
@@ -112,6 +113,14 @@ impl ProductPart {
     fn operands(&self, weight: u64, bias: u64) -> Operands {
         let LinearParams { input, add, out, scale, .. } = self.params;
         Operands { input, weight, bias, add, out, scale }
+    }
+}
+
+/// Returns the kernel of a product of a few rows with a quantised weight.
+fn few_rows(format: QuantFormat, dtype: Dtype, out: Dtype, rows: u32) -> manifest::Instance {
+    match format.is_float() {
+        true => manifest::gemv_quant(format, dtype, out, rows),
+        false => manifest::mmvq(format, out, rows),
     }
 }
 
@@ -149,12 +158,18 @@ impl Machine {
                 None => self.dense(part, rows, part.params.weight)?,
                 Some(quant) => {
                     if let Some(kernel) = for_rows(&quant.vectors, rows) {
-                        // The parts of a fused weight share one input.
-                        if !rounded {
-                            self.round(part, quant, rows)?;
-                            rounded = true;
-                        }
-                        let params = part.quantised(quant, self.scratch.rounded, rows);
+                        let input = match quant.quantize {
+                            None => (part.params.input, 0),
+                            Some(quantize) => {
+                                // The parts of a fused weight share one input.
+                                if !rounded {
+                                    self.round(part, quantize, rows)?;
+                                    rounded = true;
+                                }
+                                self.scratch.rounded
+                            }
+                        };
+                        let params = part.quantised(quant, input, rows);
                         self.launch(kernel, params.grid(), &params)?;
                     } else if let Some((kernel, tile_rows)) = for_rows(&quant.tiles, rows) {
                         let params = part.quantised(quant, (part.params.input, 0), rows);
@@ -188,11 +203,11 @@ impl Machine {
     }
 
     /// Rounds the input of a quantised product.
-    fn round(&self, part: &ProductPart, quant: &Quant, rows: u32) -> Result<(), BackendError> {
+    fn round(&self, part: &ProductPart, quantize: KernelId, rows: u32) -> Result<(), BackendError> {
         let (codes, scales) = self.scratch.rounded;
         let params = QuantizeParams { input: part.params.input, codes, scales, m: rows, k: part.params.k };
-        let threads = self.kernels.get(quant.quantize).threads;
-        self.launch(quant.quantize, params.grid(threads), &params)
+        let threads = self.kernels.get(quantize).threads;
+        self.launch(quantize, params.grid(threads), &params)
     }
 
     /// Dequantises a weight.

@@ -50,8 +50,6 @@ impl Part {
 const fn format_of(storage: StorageType) -> Option<QuantFormat> {
     match storage {
         StorageType::F32 | StorageType::F16 | StorageType::BF16 => None,
-        // No kernel multiplies with them, so that they are kept in the element type.
-        StorageType::F8E4M3 | StorageType::Nf4 | StorageType::Fp4 => None,
         StorageType::Q4_0 => Some(QuantFormat::Q4_0),
         StorageType::Q4_1 => Some(QuantFormat::Q4_1),
         StorageType::Q5_0 => Some(QuantFormat::Q5_0),
@@ -67,6 +65,9 @@ const fn format_of(storage: StorageType) -> Option<QuantFormat> {
         StorageType::Iq4Xs => Some(QuantFormat::Iq4Xs),
         StorageType::Int4 => Some(QuantFormat::Int4),
         StorageType::Int8 => Some(QuantFormat::Int8),
+        StorageType::F8E4M3 => Some(QuantFormat::F8E4M3),
+        StorageType::Nf4 => Some(QuantFormat::Nf4),
+        StorageType::Fp4 => Some(QuantFormat::Fp4),
     }
 }
 
@@ -408,7 +409,7 @@ mod tests {
     fn formats_are_those_of_the_files() {
         for storage in StorageType::ALL {
             match format_of(storage) {
-                None => assert!(storage.block_elements() == 1 || storage.decoder().is_some(), "{storage}"),
+                None => assert_eq!(storage.block_elements(), 1, "{storage}"),
                 Some(format) => {
                     let (elements, bytes) = (format.block_elements(), format.block_bytes());
                     assert_eq!((elements, bytes), (storage.block_elements(), storage.block_bytes()), "{storage}");

@@ -383,7 +383,7 @@ fn settings_of_quantised_weights_that_are_not_supported_are_named() {
         (json!({"quant_method": "gptq", "bits": 4, "dynamic": {"-:lm_head": {}}}), "settings by module ('dynamic')"),
         (json!({"quant_method": "awq", "version": "gemv"}), "AWQ with 'version': gemv"),
         (json!({"quant_method": "awq", "bits": 8}), "AWQ with 'bits': 8"),
-        (json!({"quant_method": "modelopt", "quant_algo": "NVFP4"}), "ModelOpt with 'quant_algo': NVFP4"),
+        (json!({"quant_method": "modelopt", "quant_algo": "MXFP8"}), "ModelOpt with 'quant_algo': MXFP8"),
         (json!({"quant_method": "fp8", "fmt": "e5m2"}), "FP8 with 'fmt': e5m2"),
         (json!({"quant_method": "fp8", "weight_block_size": [0, 128]}), "no size of a block"),
         (json!({"quant_method": "compressed-tensors", "format": "marlin-24"}), "'format': marlin-24"),

@@ -9,7 +9,7 @@ use crate::golden::check;
 use crate::support::{checkpoint, testdata, words};
 
 /// Every folder, with the storage type of its weights.
-const FOLDERS: [(&str, StorageType); 18] = [
+const FOLDERS: [(&str, StorageType); 21] = [
     ("gptq", StorageType::Q4_0),
     ("gptq-8", StorageType::Q8_0),
     ("gptq-zeros", StorageType::Int4),
@@ -28,6 +28,9 @@ const FOLDERS: [(&str, StorageType); 18] = [
     ("fp8-block-32", StorageType::F8E4M3),
     ("fp4", StorageType::Fp4),
     ("gptq-2", StorageType::Int4),
+    ("nvfp4", StorageType::F32),
+    ("modelopt-nvfp4", StorageType::F32),
+    ("mxfp4", StorageType::Mxfp4),
 ];
 
 #[test]

@@ -177,7 +177,7 @@ pub(crate) fn quantization(text: &str) -> Result<Quantization, String> {
         "fp8" => Some("fp8"),
         "compressed-tensors" => Some("compressed-tensors"),
         "bitsandbytes" => Some("bitsandbytes"),
-        "modelopt" => Some("modelopt"),
+        "modelopt" | "modelopt_fp4" => Some("modelopt"),
         "mxfp4" | "gpt_oss_mxfp4" => Some("mxfp4"),
         _ => {
             return Err(

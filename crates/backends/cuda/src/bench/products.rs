@@ -138,8 +138,8 @@ impl Cases<'_> {
         let Weight { name, n, k, .. } = weight;
         let (dtype, size) = (self.dtype, self.size());
         for rows in self.bench.batch_sizes.clone() {
-            let Some(most) = manifest::mmvq_rows(rows) else {
-                self.tiled(weight, format, layout, rows);
+            let Some(most) = manifest::mmvq_rows(rows).filter(|_| !format.is_float()) else {
+                self.exact(weight, format, layout, rows);
                 continue;
             };
             let mut plan = Plan::default();
@@ -177,20 +177,27 @@ impl Cases<'_> {
     }
 
     /// Adds the product of exact activations with a quantised weight, if there is a kernel for this number of rows.
-    fn tiled(&mut self, weight: Weight, format: QuantFormat, layout: QuantLayout, rows: usize) {
+    fn exact(&mut self, weight: Weight, format: QuantFormat, layout: QuantLayout, rows: usize) {
         let Weight { name, n, k, .. } = weight;
         let (dtype, size) = (self.dtype, self.size());
+        let few = manifest::mmvq_rows(rows).filter(|_| format.is_float());
         let tile = manifest::GEMM_QUANT_TILES.into_iter().find(|(_, most)| rows as u32 <= *most);
-        let Some((tile_rows, _)) = tile.filter(|_| self.chip().has_sm80() && dtype != Dtype::F32) else { return };
+        let tile = tile.filter(|_| self.chip().has_sm80() && dtype != Dtype::F32).map(|(tile_rows, _)| tile_rows);
+        let instance = match (few, tile) {
+            (Some(most), _) => manifest::gemv_quant(format, dtype, dtype, most),
+            (None, Some(tile_rows)) => manifest::gemm_quant(format, dtype, dtype, tile_rows),
+            (None, None) => return,
+        };
         let mut plan = Plan::default();
         let planes = plan.take(layout.bytes() as u64);
         let [input, out] = [k, n].map(|cols| plan.take((rows * cols * size) as u64));
         let bytes = layout.bytes() + rows * (k + n) * size;
         let what = format!("{name} {n}x{k}, {}", counted(rows, "row"));
         let work = Work { what, bytes, flops: 2 * rows * n * k, plan, tables: Tables::default() };
-        self.kernel(manifest::gemm_quant(format, dtype, dtype, tile_rows), work, move |at, _| {
+        self.kernel(instance, work, move |at, _| {
             let params = weight.product(layout, [planes, input, out].map(|region| at.data(region)), rows);
-            (params, params.gemm_grid(tile_rows))
+            let grid = tile.filter(|_| few.is_none()).map_or_else(|| params.grid(), |rows| params.gemm_grid(rows));
+            (params, grid)
         });
     }
 

@@ -15,7 +15,7 @@ pub(crate) enum Quantisation {
     },
     /// FP8 (E4M3), as DeepSeek and Qwen publish it.
     Float8(Float8),
-    /// FP8 (E4M3) of NVIDIA's ModelOpt, with the same tensors.
+    /// NVIDIA's ModelOpt: FP8 (E4M3) with the same tensors, or NVFP4.
     ModelOpt(Float8),
     CompressedTensors(Float8),
     BitsAndBytes,
@@ -64,7 +64,7 @@ impl Quantisation {
             "fp8" => Self::Float8(float8(&found)?),
             "compressed-tensors" => Self::CompressedTensors(compressed_tensors(&found)?),
             "bitsandbytes" => Self::BitsAndBytes,
-            "modelopt" => Self::ModelOpt(model_opt(&found)?),
+            "modelopt" | "modelopt_fp4" => Self::ModelOpt(model_opt(&found)?),
             other => {
                 return Err(ConfigError::Unsupported(format!(
                     "the quantisation method '{}' of this checkpoint (supported: gptq, awq, fp8, compressed-tensors, \
@@ -133,7 +133,7 @@ fn float8(fields: &Fields<'_>) -> Result<Float8, ConfigError> {
 fn model_opt(fields: &Fields<'_>) -> Result<Float8, ConfigError> {
     let algorithm = fields.str("quant_algo")?.unwrap_or("unknown");
     match algorithm {
-        "FP8" | "FP8_PER_CHANNEL_PER_TOKEN" | "FP8_PB_WO" => block(None),
+        "FP8" | "FP8_PER_CHANNEL_PER_TOKEN" | "FP8_PB_WO" | "NVFP4" | "W4A16_NVFP4" => block(None),
         other => Err(unsupported("ModelOpt", "quant_algo", other)),
     }
 }
@@ -148,8 +148,15 @@ fn block(found: Option<Vec<usize>>) -> Result<Float8, ConfigError> {
 
 fn compressed_tensors(fields: &Fields<'_>) -> Result<Float8, ConfigError> {
     const METHOD: &str = "compressed-tensors";
-    const FORMATS: [&str; 5] =
-        ["pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision"];
+    const FORMATS: [&str; 7] = [
+        "pack-quantized",
+        "int-quantized",
+        "float-quantized",
+        "naive-quantized",
+        "mixed-precision",
+        "nvfp4-pack-quantized",
+        "mxfp4-pack-quantized",
+    ];
     let known = |format: &&str| FORMATS.contains(format);
     if let Some(format) = fields.str("format")?.filter(|format| !known(format)) {
         return Err(unsupported(METHOD, "format", format));

@@ -8,6 +8,7 @@
 
 mod config;
 mod float8;
+mod fp4;
 mod integers;
 mod nf4;
 mod tensors;
@@ -17,6 +18,7 @@ use octavo_ops::{StorageType, TensorData, WeightError};
 pub(crate) use config::Quantisation;
 
 use super::Checkpoint;
+use fp4::Global;
 use integers::Integers;
 
 /// A quantised matrix `[rows, cols]`.
@@ -41,7 +43,8 @@ impl Quantisation {
         let has = |suffix: &str| checkpoint.has_tensor(&format!("{module}.{suffix}"));
         let is_quantised = match self {
             Self::Gptq(_) | Self::Awq { .. } => has("qweight"),
-            Self::Float8(_) | Self::ModelOpt(_) => dtype() == Some(tensors::F8_E4M3),
+            Self::Float8(_) => dtype() == Some(tensors::F8_E4M3),
+            Self::ModelOpt(_) => matches!(dtype(), Some(tensors::F8_E4M3 | tensors::U8)),
             Self::CompressedTensors(_) => {
                 has("weight_packed") || matches!(dtype(), Some(tensors::I8 | tensors::F8_E4M3))
             }
@@ -76,10 +79,16 @@ impl QuantisedWeight<'_> {
         match self.quantisation {
             Quantisation::Gptq(config) => integers::gptq(&module, *config, values).map(Matrix::Integers),
             Quantisation::Awq { symmetric } => integers::awq(&module, *symmetric, values).map(Matrix::Integers),
+            Quantisation::ModelOpt(_) if module.dtype("weight") == Some(tensors::U8) => {
+                fp4::read(&module, "weight", Global::Factor("weight_scale_2"), values)
+            }
             Quantisation::Float8(config) | Quantisation::ModelOpt(config) => float8::read(&module, *config, values),
             Quantisation::CompressedTensors(config) => match module.dtype("weight") {
                 Some(tensors::F8_E4M3) => float8::read(&module, *config, values),
                 Some(_) => integers::int8(&module, values).map(Matrix::Integers),
+                None if module.dtype("weight_packed") == Some(tensors::U8) => {
+                    fp4::read(&module, "weight_packed", Global::Divisor("weight_global_scale"), values)
+                }
                 None => integers::packed(&module, values).map(Matrix::Integers),
             },
             Quantisation::BitsAndBytes if module.has("SCB") => {
