@@ -305,7 +305,12 @@ fn damaged_modules_of_quantised_weights_are_named() {
         ("int-quantized", "weight_scale", Some(&[32, 1][..]), "do not fit"),
         ("nf4", "weight.absmax", Some(&[32][..]), "does not fit the codes"),
         ("nf4", "weight.quant_map", None, "quant_map"),
-        ("int8", "SCB", Some(&[32][..]), "32 elements for 64 rows"),
+        ("int8", "SCB", Some(&[32][..]), "its 32 elements do not fit a weight of 64 x 64"),
+        ("fp8", "weight_scale", None, "q_proj.weight_scale"),
+        ("nvfp4", "weight_scale", Some(&[64, 2][..]), "does not fit a weight of 64 x 64"),
+        ("nvfp4", "weight_global_scale", None, "q_proj.weight_global_scale"),
+        ("modelopt-nvfp4", "weight_scale_2", None, "q_proj.weight_scale_2"),
+        ("mxfp4", "weight_packed", Some(&[512][..]), "is not that of a matrix"),
     ] {
         let error = error(name, suffix, shape);
         assert!(error.contains(words), "{name}, {suffix}: {error}");

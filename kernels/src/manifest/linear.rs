@@ -126,7 +126,9 @@ pub fn mmvq(format: QuantFormat, out: Dtype, rows: u32) -> Instance {
 pub fn gemv_quant(format: QuantFormat, dtype: Dtype, out: Dtype, rows: u32) -> Instance {
     let call = format!("gemv_quant<{}, {}, {}, {rows}>", format.c_name(), dtype.c_name(), out.c_name());
     let name = format!("gemv_quant_{}_{}_m{rows}", format.name(), types(dtype, out));
-    Instance::new::<QuantLinearParams>(sources::QUANTIZED, name, call, 128).of(dtype)
+    let instance = Instance::new::<QuantLinearParams>(sources::QUANTIZED, name, call, 128).of(dtype);
+    // As in `mmvq`.
+    if rows == 8 { instance.resident(1) } else { instance }
 }
 
 /// Numbers of rows of a tile of [`gemm_quant`], each with the maximum number of rows of a product that uses it. A row's
