@@ -201,12 +201,6 @@ impl ApiError {
         Self::new(StatusCode::REQUEST_TIMEOUT, "Request Timeout", message)
     }
 
-    /// 504: the request ran longer than `limit`.
-    pub(crate) fn request_timeout(limit: Duration) -> Self {
-        let message = format!("The request did not finish within {} seconds.", limit.as_secs_f64());
-        Self::new(StatusCode::GATEWAY_TIMEOUT, "Gateway Timeout", message)
-    }
-
     /// 429: the server is busy; the client may retry soon.
     pub(crate) fn busy(reason: impl Display) -> Self {
         let message = format!("The engine is currently busy: {reason}. Please retry later.");

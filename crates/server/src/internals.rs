@@ -8,13 +8,14 @@ use octavo_text::{OutputDelta, Tokenizer};
 use crate::choices::Output;
 use crate::config::ServerConfig;
 use crate::logprobs::Spelling;
+use crate::route_table::served;
 use crate::sse::{Events, Extras};
 use crate::types::response::UsageDetails;
 use crate::wire::{ChatWire, Envelope, Wire};
 
 /// The paths of a server that take POST requests.
 pub fn post_routes(config: &ServerConfig) -> Vec<&'static str> {
-    crate::app::served(config).into_iter().filter(|(method, ..)| *method == "POST").map(|(_, path, _)| path).collect()
+    served(config).filter(|route| route.method == "POST").map(|route| route.path).collect()
 }
 
 /// The events of a streamed chat completion of one choice.
