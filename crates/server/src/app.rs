@@ -11,6 +11,8 @@ use octavo_telemetry::{EngineMetrics, HttpMetrics, Telemetry};
 use octavo_text::{Grammar, GrammarCompiler, GrammarError, GrammarLimits, GrammarSpec};
 use tokio::time::{Instant, sleep_until};
 
+use crate::api::development::Pause;
+use crate::api::responses::stored::ResponseStore;
 use crate::body::BodyBudget;
 use crate::config::{FingerprintMode, PoolingConfig, ServerConfig, TextModel};
 use crate::drain::Shutdown;
@@ -20,10 +22,8 @@ use crate::layers;
 use crate::listener::Connections;
 use crate::load::Load;
 use crate::route_table::served;
-use crate::routes::development::Pause;
 use crate::seeds::Seeds;
 use crate::sockets::Listener;
-use crate::stored::ResponseStore;
 use crate::workers::{Workers, take_turns};
 
 /// Time in which streams that the shutdown ends can send their last events.

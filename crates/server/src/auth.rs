@@ -8,12 +8,13 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 
+use crate::api::messages::stream::MessagesWire;
+use crate::api::shared::stream::Wire;
 use crate::error::ApiError;
 use crate::keys::{Accepted, ApiKeys, Meter};
 use crate::route_table::{ErrorStyle, Route, Work};
 use crate::trace::RequestTrace;
 use crate::watch::watched;
-use crate::wire::{MessagesWire, Wire};
 
 /// The header in which Anthropic's clients send the key.
 pub(crate) const X_API_KEY: &str = "x-api-key";

@@ -9,7 +9,7 @@ use octavo_engine::SubmitError;
 use octavo_text::{GrammarError, Modality, TemplateError};
 use serde::Serialize;
 
-use crate::types::places::Place;
+use crate::api::shared::places::Place;
 
 /// Number of schema errors that a message lists; the others are counted.
 const LISTED_ERRORS: usize = 10;

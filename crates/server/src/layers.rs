@@ -5,9 +5,11 @@ use axum::middleware::{from_fn, from_fn_with_state, map_request_with_state};
 
 use crate::app::App;
 use crate::auth;
-use crate::cors::{self, Cors};
+use crate::cors;
+use crate::cors::Cors;
 use crate::observe::observe;
-use crate::root_path::{self, RootPath};
+use crate::root_path;
+use crate::root_path::RootPath;
 use crate::{keep_alive, load, orca, request_id, trace};
 
 /// Adds the layers to the routes. A request passes them in this order: root path, request id, trace, metrics, CORS

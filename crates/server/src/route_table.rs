@@ -4,13 +4,14 @@ use axum::extract::{MatchedPath, Request};
 use axum::routing::{MethodRouter, delete, get, post};
 use http::Method;
 
+use crate::api::chat::batch;
+use crate::api::{
+    chat, completions, development, generate, health, invocations, kv_event_sources, load, messages, metrics, models,
+    pooling, render, responses, server_info, tokenize,
+};
 use crate::app::AppState;
 use crate::config::{PoolingKind, ServerConfig};
 use crate::pages;
-use crate::routes::{
-    batch, chat, completions, development, generate, health, invocations, kv_event_sources, load, messages, metrics,
-    models, pooling, render, responses, server_info, tokenize,
-};
 
 /// A route. All rows of one path agree in everything but the method and the handler.
 #[derive(Debug)]

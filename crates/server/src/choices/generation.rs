@@ -4,9 +4,9 @@
 use octavo_engine::{FinishReason, RequestEvent, RequestStream, TokenOutput};
 use octavo_text::TextStream;
 
+use crate::api::shared::response::{Finish, StopReason};
 use crate::choices::Output;
 use crate::choices::parts::Parts;
-use crate::types::response::{Finish, StopReason};
 
 /// Drives a [`RequestStream`] through a [`TextStream`] and [`Parts`]. Dropping it aborts the sequence.
 pub(crate) struct Generation {

@@ -12,15 +12,16 @@ use octavo_engine::{EngineState, FinishReason, Logprobs, PromptImage, Request, S
 use octavo_telemetry::{Rejection, TracedRequest};
 use octavo_text::{Grammar, OutputDelta, TextStream};
 
+use crate::api::shared::response::Finish;
+use crate::api::shared::restrictions::Restrictions;
+use crate::api::shared::sampling::Sampling;
 use crate::app::{App, AppState};
 use crate::caller::Origin;
 use crate::error::ApiError;
 use crate::keys::Meter;
-use crate::params::Sampling;
-use crate::request_log::{self, OutputLog};
-use crate::restrictions::Restrictions;
+use crate::request_log;
+use crate::request_log::OutputLog;
 use crate::trace::TracedSequences;
-use crate::types::response::Finish;
 use crate::workers::take_turns;
 
 use generation::{Generation, Pace};
