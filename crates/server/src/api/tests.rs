@@ -3,6 +3,8 @@ use serde_json::json;
 
 use crate::api::chat::request::ChatRequest;
 use crate::api::completions::request::{CompletionRequest, MAX_PROMPTS, Prompt};
+use crate::api::messages::request::MessagesRequest;
+use crate::api::responses::request::ResponsesRequest;
 use crate::api::shared::common::{Side, StreamOptions, Truncation};
 use crate::api::shared::tools::ToolChoice;
 
@@ -239,4 +241,51 @@ fn cache_salts_and_request_ids_are_bounded() {
         assert!(!salt(bad), "{bad:?}");
     }
     assert!(chat(&format!("{{{HI}, \"request_id\": \"{}\"}}", "x".repeat(300))).is_err());
+}
+
+#[test]
+fn every_api_has_its_own_form_of_tools() {
+    let chat = r#"[{"type": "function", "function": {"name": "f"}}]"#;
+    let responses = r#"[{"type": "function", "name": "f"}]"#;
+    let messages = r#"[{"name": "f"}]"#;
+    let read = |tools: &str, choice: &str| {
+        let fields = |tools| format!(r#""tools": {tools}, "tool_choice": {choice}"#);
+        [
+            chat_tools(&format!("{{{HI}, {}}}", fields(if tools.is_empty() { chat } else { tools }))),
+            responses_tools(&format!(
+                r#"{{"input": "hi", {}}}"#,
+                fields(if tools.is_empty() { responses } else { tools })
+            )),
+            messages_tools(&format!(
+                r#"{{"max_tokens": 8, {HI}, {}}}"#,
+                fields(if tools.is_empty() { messages } else { tools })
+            )),
+        ]
+    };
+    assert_eq!(read("", "null"), [Ok(ToolChoice::Auto), Ok(ToolChoice::Auto), Ok(ToolChoice::Auto)]);
+    let named = [r#"{"function": {"name": "f"}}"#, r#"{"name": "f"}"#, r#"{"type": "tool", "name": "f"}"#];
+    for (index, choice) in named.into_iter().enumerate() {
+        assert_eq!(read("", choice)[index], Ok(ToolChoice::Named("f".into())), "{choice}");
+    }
+    for error in read("", r#"{"type": "tool", "name": "g", "function": {"name": "g"}}"#) {
+        assert!(error.unwrap_err().contains("tool_choice"));
+    }
+    // Only the chat API needs tools for a choice.
+    for tools in ["null", "[]"] {
+        let [chat, responses, messages] = read(tools, r#"{"type": "tool", "name": "f", "function": {"name": "f"}}"#);
+        assert!(chat.unwrap_err().contains("tools"), "{tools}");
+        assert_eq!((responses, messages), (Ok(ToolChoice::None), Ok(ToolChoice::None)), "{tools}");
+    }
+}
+
+fn chat_tools(body: &str) -> Result<ToolChoice, String> {
+    chat(body).map(|request| request.tools.choice)
+}
+
+fn responses_tools(body: &str) -> Result<ToolChoice, String> {
+    ResponsesRequest::parse(body.as_bytes()).map(|request| request.chat.tools.choice).map_err(|e| e.to_string())
+}
+
+fn messages_tools(body: &str) -> Result<ToolChoice, String> {
+    MessagesRequest::parse(body.as_bytes()).map(|request| request.chat.tools.choice).map_err(|e| e.to_string())
 }

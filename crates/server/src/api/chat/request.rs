@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use crate::api::shared::common::CommonFields;
 use crate::api::shared::fields::Fields;
 use crate::api::shared::places::{Place, PlacedMessages};
-use crate::api::shared::tools::{ToolChoice, Tools};
+use crate::api::shared::tools::{ToolChoice, ToolForm, Tools, WantedTool};
 use crate::api::shared::unserved;
 use crate::api::shared::unserved::Route;
 use crate::error::{ApiError, FieldError, FieldErrors};
@@ -91,7 +91,7 @@ impl ChatRequest {
             add_special_tokens: fields.get("add_special_tokens").unwrap_or(false),
             chat_template: fields.get("chat_template"),
             template_kwargs: template_kwargs(&mut fields),
-            tools: Tools::read(&mut fields),
+            tools: Tools::read(&mut fields, &TOOLS),
             echo: fields.get("echo").unwrap_or(false),
             include_reasoning: fields.get("include_reasoning").unwrap_or(true),
             thinking_token_budget: thinking_token_budget(&mut fields),
@@ -141,6 +141,56 @@ impl ChatRequest {
         }
         ApiError::from_template(error)
     }
+}
+
+/// The form of tools, which other APIs are converted to.
+const TOOLS: ToolForm = ToolForm {
+    definition: |fields, index, tool| {
+        if let Err(error) = check_tool(&tool, index) {
+            fields.absorb(error);
+        }
+        Some(tool)
+    },
+    choice: tool_choice,
+    parallel: |fields| fields.get("parallel_tool_calls").unwrap_or(true),
+    needs_tools: true,
+    unknown_choice: "`tool_choice` must either be a named tool, \"auto\", \"none\" or \"required\".",
+    unknown_function: "The tool specified in `tool_choice` does not match any of the specified `tools`",
+};
+
+/// Checks a tool, which has the form already.
+fn check_tool(tool: &Value, index: usize) -> Result<(), FieldError> {
+    let error = |kind, message: &str, path: &[&str]| {
+        let mut location = vec!["tools".to_owned(), index.to_string()];
+        location.extend(path.iter().map(|part| (*part).to_owned()));
+        FieldError::new(kind, location, message, &tool.to_string())
+    };
+    if tool.get("type").is_some_and(|kind| kind != "function") {
+        return Err(error("literal_error", "Input should be 'function'", &["type"]));
+    }
+    let Some(function) = tool.get("function").and_then(Value::as_object) else {
+        return Err(error("missing", "Field required", &["function"]));
+    };
+    if function.get("name").and_then(Value::as_str).is_none_or(str::is_empty) {
+        return Err(error("string_type", "Input should be a valid, not empty string", &["function", "name"]));
+    }
+    match function.get("parameters") {
+        None | Some(Value::Null | Value::Object(_)) => Ok(()),
+        Some(_) => Err(error("dict_type", "Input should be a valid dictionary", &["function", "parameters"])),
+    }
+}
+
+fn tool_choice(fields: &mut Fields<'_>) -> WantedTool {
+    if fields.raw("tool_choice").is_none() {
+        return WantedTool::Unset;
+    }
+    let value: Option<Value> = fields.get("tool_choice");
+    let choice = match &value {
+        Some(Value::String(word)) => ToolChoice::from_word(word),
+        Some(value) => value.pointer("/function/name").and_then(Value::as_str).map(|n| ToolChoice::Named(n.to_owned())),
+        None => None,
+    };
+    choice.map_or(WantedTool::Unknown, WantedTool::Choice)
 }
 
 fn check_combinations(request: &ChatRequest, fields: &mut Fields<'_>) {

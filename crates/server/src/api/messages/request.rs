@@ -7,7 +7,7 @@ use crate::api::shared::common::{CommonFields, MAX_STOP_STRINGS, check_stop_byte
 use crate::api::shared::fields::Fields;
 use crate::api::shared::places::{Place, PlacedMessages};
 use crate::api::shared::structured;
-use crate::api::shared::tools::{ToolChoice, Tools, definition, listed};
+use crate::api::shared::tools::{ToolChoice, ToolForm, Tools, WantedTool, definition};
 use crate::error::{ApiError, FieldError};
 
 /// Minimum number of tokens of a thinking budget.
@@ -56,7 +56,7 @@ impl MessagesRequest {
         let thinking = thinking(&mut fields, max_tokens);
         let messages = messages(&mut fields);
         let mut chat = ChatRequest::new(common, messages, ("max_tokens", max_tokens));
-        chat.tools = tools(&mut fields);
+        chat.tools = Tools::read(&mut fields, &TOOLS);
         chat.template_kwargs = fields.get("chat_template_kwargs").unwrap_or_default();
         if thinking != Thinking::Unset {
             chat.template_kwargs.entry("enable_thinking").or_insert((thinking != Thinking::Disabled).into());
@@ -107,43 +107,48 @@ fn thinking(fields: &mut Fields<'_>, max_tokens: Option<i64>) -> Thinking {
     }
 }
 
-fn tools(fields: &mut Fields<'_>) -> Tools {
-    let listed = listed(fields).unwrap_or_default();
-    let mut definitions = Vec::with_capacity(listed.len());
-    for (index, tool) in listed.iter().enumerate() {
-        match (tool.get("type").and_then(Value::as_str), tool.get("name").and_then(Value::as_str)) {
-            (None | Some("custom"), Some(name)) if !name.is_empty() => {
-                definitions.push(definition(name, tool.get("description"), tool.get("input_schema")));
-            }
-            (None | Some("custom"), _) => fields.value_error("tools", format_args!("tools.{index}.name is required.")),
-            (Some(kind), _) => {
-                let message = format!("tools.{index}.type is '{kind}', but this server has custom tools only.");
-                fields.value_error("tools", message);
-            }
+/// The form of tools and of the choice among them, which is an object.
+const TOOLS: ToolForm = ToolForm {
+    definition: tool,
+    choice: tool_choice,
+    parallel: |fields| {
+        let choice = fields.raw("tool_choice").and_then(|raw| Fields::object(raw, vec![]).ok());
+        !choice.and_then(|mut choice| choice.get("disable_parallel_tool_use")).unwrap_or(false)
+    },
+    needs_tools: false,
+    unknown_choice: UNKNOWN_CHOICE,
+    unknown_function: UNKNOWN_CHOICE,
+};
+
+const UNKNOWN_CHOICE: &str = "tool_choice must be auto, any, none, or a tool of `tools`.";
+
+fn tool(fields: &mut Fields<'_>, index: usize, tool: Value) -> Option<Value> {
+    match (tool.get("type").and_then(Value::as_str), tool.get("name").and_then(Value::as_str)) {
+        (None | Some("custom"), Some(name)) if !name.is_empty() => {
+            return Some(definition(name, tool.get("description"), tool.get("input_schema")));
+        }
+        (None | Some("custom"), _) => fields.value_error("tools", format_args!("tools.{index}.name is required.")),
+        (Some(kind), _) => {
+            let message = format!("tools.{index}.type is '{kind}', but this server has custom tools only.");
+            fields.value_error("tools", message);
         }
     }
-    let object: Map<String, Value> = fields.get("tool_choice").unwrap_or_default();
-    let parallel = !object.get("disable_parallel_tool_use").and_then(Value::as_bool).unwrap_or(false);
-    let choice = tool_choice(fields, &object, &definitions);
-    Tools { definitions: (!definitions.is_empty()).then_some(definitions), choice, parallel }
+    None
 }
 
-fn tool_choice(fields: &mut Fields<'_>, object: &Map<String, Value>, definitions: &[Value]) -> ToolChoice {
-    let known = |name: &Value| definitions.iter().any(|tool| tool.pointer("/function/name") == Some(name));
-    match object.get("type").and_then(Value::as_str) {
-        _ if definitions.is_empty() => ToolChoice::None,
-        None if object.is_empty() => ToolChoice::Auto,
-        Some("auto") => ToolChoice::Auto,
-        Some("any") => ToolChoice::Required,
-        Some("none") => ToolChoice::None,
-        Some("tool") if object.get("name").is_some_and(known) => {
-            ToolChoice::Named(object["name"].as_str().unwrap_or_default().to_owned())
-        }
-        _ => {
-            fields.value_error("tool_choice", "tool_choice must be auto, any, none, or a tool of `tools`.");
-            ToolChoice::None
-        }
-    }
+fn tool_choice(fields: &mut Fields<'_>) -> WantedTool {
+    let Some(object) = fields.get::<Map<String, Value>>("tool_choice").filter(|object| !object.is_empty()) else {
+        return WantedTool::Unset;
+    };
+    let name = || object.get("name").and_then(Value::as_str).map(|name| ToolChoice::Named(name.to_owned()));
+    let choice = match object.get("type").and_then(Value::as_str) {
+        Some("auto") => Some(ToolChoice::Auto),
+        Some("any") => Some(ToolChoice::Required),
+        Some("none") => Some(ToolChoice::None),
+        Some("tool") => name(),
+        _ => None,
+    };
+    choice.map_or(WantedTool::Unknown, WantedTool::Choice)
 }
 
 /// Converts `system` and `messages` to the chat route's messages.

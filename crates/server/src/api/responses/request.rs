@@ -7,7 +7,7 @@ use crate::api::shared::common::{CommonFields, Side, Truncation};
 use crate::api::shared::fields::{Fields, check_values};
 use crate::api::shared::places::{Place, PlacedMessages};
 use crate::api::shared::structured;
-use crate::api::shared::tools::{ToolChoice, Tools, definition, listed};
+use crate::api::shared::tools::{ToolChoice, ToolForm, Tools, WantedTool, definition};
 use crate::api::shared::unserved;
 use crate::api::shared::unserved::Route;
 use crate::error::{ApiError, FieldError};
@@ -66,7 +66,7 @@ impl ResponsesRequest {
         let top: i64 = fields.get("top_logprobs").unwrap_or(0);
         let mut chat = ChatRequest::new(common, messages, limit);
         chat.logprobs = (logprobs || top > 0).then_some(top);
-        chat.tools = tools(&mut fields);
+        chat.tools = Tools::read(&mut fields, &TOOLS);
         chat.template_kwargs = fields.get("chat_template_kwargs").unwrap_or_default();
         reasoning(&mut fields, &mut chat.template_kwargs);
         let store = fields.get("store").unwrap_or(true);
@@ -143,47 +143,41 @@ fn reasoning(fields: &mut Fields<'_>, kwargs: &mut Map<String, Value>) {
     }
 }
 
-/// Definitions are flat here: `{"type": "function", "name", "parameters"}`.
-fn tools(fields: &mut Fields<'_>) -> Tools {
-    let listed = listed(fields).unwrap_or_default();
-    let mut definitions = Vec::with_capacity(listed.len());
-    for (index, tool) in listed.iter().enumerate() {
-        let (kind, name) = (tool.get("type").and_then(Value::as_str), tool.get("name").and_then(Value::as_str));
-        match (kind, name) {
-            (Some("function"), Some(name)) if !name.is_empty() => {
-                definitions.push(definition(name, tool.get("description"), tool.get("parameters")));
-            }
-            (Some("function"), _) => fields.value_error("tools", format_args!("tools[{index}].name is required.")),
-            _ => {
-                let kind = kind.unwrap_or("none");
-                let message = format!("tools[{index}].type is '{kind}', but this server has functions only.");
-                fields.value_error("tools", message);
-            }
+/// The form of tools: definitions are flat, `{"type": "function", "name", "parameters"}`.
+const TOOLS: ToolForm = ToolForm {
+    definition: tool,
+    choice: tool_choice,
+    parallel: |fields| fields.get("parallel_tool_calls").unwrap_or(true),
+    needs_tools: false,
+    unknown_choice: UNKNOWN_CHOICE,
+    unknown_function: UNKNOWN_CHOICE,
+};
+
+const UNKNOWN_CHOICE: &str = "`tool_choice` must be \"auto\", \"none\", \"required\" or a function of `tools`.";
+
+fn tool(fields: &mut Fields<'_>, index: usize, tool: Value) -> Option<Value> {
+    let (kind, name) = (tool.get("type").and_then(Value::as_str), tool.get("name").and_then(Value::as_str));
+    match (kind, name) {
+        (Some("function"), Some(name)) if !name.is_empty() => {
+            return Some(definition(name, tool.get("description"), tool.get("parameters")));
+        }
+        (Some("function"), _) => fields.value_error("tools", format_args!("tools[{index}].name is required.")),
+        _ => {
+            let kind = kind.unwrap_or("none");
+            let message = format!("tools[{index}].type is '{kind}', but this server has functions only.");
+            fields.value_error("tools", message);
         }
     }
-    let choice = tool_choice(fields, &definitions);
-    let parallel = fields.get("parallel_tool_calls").unwrap_or(true);
-    Tools { definitions: (!definitions.is_empty()).then_some(definitions), choice, parallel }
+    None
 }
 
-fn tool_choice(fields: &mut Fields<'_>, definitions: &[Value]) -> ToolChoice {
-    let choice: Option<Value> = fields.get("tool_choice");
-    let named = |name: &Value| definitions.iter().any(|tool| tool.pointer("/function/name") == Some(name));
-    match choice {
-        _ if definitions.is_empty() => ToolChoice::None,
-        None => ToolChoice::Auto,
-        Some(Value::String(word)) if word == "auto" => ToolChoice::Auto,
-        Some(Value::String(word)) if word == "none" => ToolChoice::None,
-        Some(Value::String(word)) if word == "required" => ToolChoice::Required,
-        Some(Value::Object(object)) if object.get("name").is_some_and(named) => {
-            ToolChoice::Named(object["name"].as_str().unwrap_or_default().to_owned())
-        }
-        Some(_) => {
-            let message = "`tool_choice` must be \"auto\", \"none\", \"required\" or a function of `tools`.";
-            fields.value_error("tool_choice", message);
-            ToolChoice::None
-        }
-    }
+fn tool_choice(fields: &mut Fields<'_>) -> WantedTool {
+    let choice = match fields.get::<Value>("tool_choice") {
+        None => return WantedTool::Unset,
+        Some(Value::String(word)) => ToolChoice::from_word(&word),
+        Some(object) => object.get("name").and_then(Value::as_str).map(|name| ToolChoice::Named(name.to_owned())),
+    };
+    choice.map_or(WantedTool::Unknown, WantedTool::Choice)
 }
 
 /// Converts `instructions` and `input` to messages.

@@ -1,8 +1,8 @@
 //! `response_format` and `structured_outputs`: grammars of the output.
 
 use octavo_text::GrammarSpec;
+use serde_json::Value;
 use serde_json::value::RawValue;
-use serde_json::{Map, Value};
 
 use crate::api::shared::fields::{Fields, Limited, check_values};
 use crate::error::FieldErrors;
@@ -218,13 +218,4 @@ pub(crate) fn depth(value: &Value) -> usize {
 
 fn too_deep() -> String {
     format!("must be a JSON object of at most {MAX_DEPTH} levels.")
-}
-
-/// The schema of a function's arguments; any object by default.
-pub(crate) fn parameters(function: &Map<String, Value>) -> Value {
-    function
-        .get("parameters")
-        .filter(|value| !value.is_null())
-        .cloned()
-        .unwrap_or_else(|| serde_json::json!({"type": "object"}))
 }

@@ -3,8 +3,6 @@
 use serde_json::{Map, Value, json};
 
 use crate::api::shared::fields::Fields;
-use crate::api::shared::structured::parameters;
-use crate::error::{FieldError, FieldErrors};
 
 /// Maximum number of functions in a request.
 const MAX_TOOLS: usize = 1024;
@@ -21,6 +19,18 @@ pub(crate) enum ToolChoice {
     Required,
     /// The model calls this function.
     Named(String),
+}
+
+impl ToolChoice {
+    /// The choice that a word of OpenAI's APIs stands for.
+    pub(crate) fn from_word(word: &str) -> Option<Self> {
+        match word {
+            "none" => Some(Self::None),
+            "auto" => Some(Self::Auto),
+            "required" => Some(Self::Required),
+            _ => None,
+        }
+    }
 }
 
 /// The tool settings of a request.
@@ -40,12 +50,37 @@ impl Default for Tools {
     }
 }
 
+/// How an API spells tools and the choice among them.
+pub(crate) struct ToolForm {
+    /// Converts a tool to the form of the chat route; `None` if it is no function, which adds an error.
+    pub(crate) definition: fn(&mut Fields<'_>, usize, Value) -> Option<Value>,
+    /// Reads the choice.
+    pub(crate) choice: fn(&mut Fields<'_>) -> WantedTool,
+    /// Reads whether a message may have several calls.
+    pub(crate) parallel: fn(&mut Fields<'_>) -> bool,
+    /// Whether an empty list, and a choice without a list, are errors.
+    pub(crate) needs_tools: bool,
+    /// The error of a choice that is none.
+    pub(crate) unknown_choice: &'static str,
+    /// The error of a choice of a function that is not listed.
+    pub(crate) unknown_function: &'static str,
+}
+
+/// The choice that a body has.
+pub(crate) enum WantedTool {
+    Unset,
+    Choice(ToolChoice),
+    /// A value that is no choice.
+    Unknown,
+}
+
 impl Tools {
-    /// Reads the fields of a chat request.
-    pub(crate) fn read(fields: &mut Fields<'_>) -> Self {
-        let definitions = definitions(fields);
-        let choice = choice(fields, definitions.as_deref());
-        Self { definitions, choice, parallel: fields.get("parallel_tool_calls").unwrap_or(true) }
+    /// Reads the fields of a request.
+    pub(crate) fn read(fields: &mut Fields<'_>, form: &ToolForm) -> Self {
+        let definitions = definitions(fields, form);
+        let wanted = (form.choice)(fields);
+        let choice = choice(fields, form, wanted, definitions.as_deref());
+        Self { definitions, choice, parallel: (form.parallel)(fields) }
     }
 
     /// Names and schemas of the arguments.
@@ -82,66 +117,34 @@ fn name_of(function: &Map<String, Value>) -> Option<&str> {
 }
 
 /// Reads the list of tools, which has a maximum length.
-pub(crate) fn listed(fields: &mut Fields<'_>) -> Option<Vec<Value>> {
+fn definitions(fields: &mut Fields<'_>, form: &ToolForm) -> Option<Vec<Value>> {
     let listed: Vec<Value> = fields.get("tools")?;
     if listed.len() > MAX_TOOLS {
         let message = format!("tools has at most {MAX_TOOLS} tools, got {}.", listed.len());
         fields.value_error("tools", message);
         return None;
     }
-    Some(listed)
-}
-
-fn definitions(fields: &mut Fields<'_>) -> Option<Vec<Value>> {
-    let definitions = listed(fields)?;
-    if definitions.is_empty() {
+    if listed.is_empty() && form.needs_tools {
         fields.value_error("tools", format_args!("tools must be a list of 1 to {MAX_TOOLS} tools, or absent."));
-        return None;
     }
-    let errors = definitions.iter().enumerate().filter_map(|(index, tool)| check(tool, index).err());
-    fields.absorb(errors.collect::<FieldErrors>());
-    Some(definitions)
+    let defined = listed.into_iter().enumerate();
+    let definitions: Vec<Value> = defined.filter_map(|(index, tool)| (form.definition)(fields, index, tool)).collect();
+    (!definitions.is_empty()).then_some(definitions)
 }
 
-fn check(tool: &Value, index: usize) -> Result<(), FieldError> {
-    let error = |kind, message: &str, path: &[&str]| {
-        let mut location = vec!["tools".to_owned(), index.to_string()];
-        location.extend(path.iter().map(|part| (*part).to_owned()));
-        FieldError::new(kind, location, message, &tool.to_string())
-    };
-    if tool.get("type").is_some_and(|kind| kind != "function") {
-        return Err(error("literal_error", "Input should be 'function'", &["type"]));
-    }
-    let Some(function) = tool.get("function").and_then(Value::as_object) else {
-        return Err(error("missing", "Field required", &["function"]));
-    };
-    if name_of(function).is_none_or(str::is_empty) {
-        return Err(error("string_type", "Input should be a valid, not empty string", &["function", "name"]));
-    }
-    match function.get("parameters") {
-        None | Some(Value::Null | Value::Object(_)) => Ok(()),
-        Some(_) => Err(error("dict_type", "Input should be a valid dictionary", &["function", "parameters"])),
-    }
-}
-
-fn choice(fields: &mut Fields<'_>, definitions: Option<&[Value]>) -> ToolChoice {
-    if fields.raw("tool_choice").is_none() {
-        return if definitions.is_some() { ToolChoice::Auto } else { ToolChoice::None };
-    }
-    let choice = match fields.get::<Value>("tool_choice") {
-        Some(Value::String(word)) => match word.as_str() {
-            "none" => return ToolChoice::None,
-            "auto" => Some(ToolChoice::Auto),
-            "required" => Some(ToolChoice::Required),
-            _ => None,
-        },
-        Some(value) => value.pointer("/function/name").and_then(Value::as_str).map(|n| ToolChoice::Named(n.to_owned())),
-        None => None,
-    };
-    let Some(choice) = choice else {
-        let message = "`tool_choice` must either be a named tool, \"auto\", \"none\" or \"required\".";
-        fields.value_error("tool_choice", message);
+/// The choice among the tools, by default the model's.
+fn choice(fields: &mut Fields<'_>, form: &ToolForm, wanted: WantedTool, definitions: Option<&[Value]>) -> ToolChoice {
+    if definitions.is_none() && !form.needs_tools {
         return ToolChoice::None;
+    }
+    let choice = match wanted {
+        WantedTool::Unset if definitions.is_some() => ToolChoice::Auto,
+        WantedTool::Unset | WantedTool::Choice(ToolChoice::None) => return ToolChoice::None,
+        WantedTool::Choice(choice) => choice,
+        WantedTool::Unknown => {
+            fields.value_error("tool_choice", form.unknown_choice);
+            return ToolChoice::None;
+        }
     };
     let Some(definitions) = definitions else {
         if fields.raw("tools").is_none() {
@@ -152,8 +155,12 @@ fn choice(fields: &mut Fields<'_>, definitions: Option<&[Value]>) -> ToolChoice 
     if let ToolChoice::Named(name) = &choice
         && !functions(definitions).any(|function| name_of(function) == Some(name))
     {
-        let message = "The tool specified in `tool_choice` does not match any of the specified `tools`";
-        fields.value_error("tool_choice", message);
+        fields.value_error("tool_choice", form.unknown_function);
     }
     choice
+}
+
+/// The schema of a function's arguments; any object by default.
+fn parameters(function: &Map<String, Value>) -> Value {
+    function.get("parameters").filter(|value| !value.is_null()).cloned().unwrap_or_else(|| json!({"type": "object"}))
 }
