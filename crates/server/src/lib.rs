@@ -49,6 +49,7 @@ mod trace;
 mod watch;
 mod workers;
 
+pub use api::shared::model::AdapterName;
 pub use app::{Server, ServerError};
 pub use config::{
     Activation, ApiConfig, ClientAuth, ConnectionLimits, CorsConfig, FingerprintMode, KvEventSource, Matryoshka,

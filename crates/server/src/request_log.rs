@@ -12,7 +12,8 @@ use crate::config::RequestLog;
 /// of the whole request, and `prompts` are all of its prompts, which are logged at the level `debug`.
 pub(crate) fn received<'a>(
     app: &App,
-    (id, n): (&str, u32),
+    id: &str,
+    n: u32,
     first: &Request,
     prompts: impl Iterator<Item = &'a [u32]> + Clone,
 ) {

@@ -20,7 +20,7 @@ pub(crate) async fn handle(State(state): State<AppState>, request: Request) -> R
         Ok(received) => received,
         Err(error) => return error.into_response(),
     };
-    match kind(&state, &received.0.bytes) {
+    match kind(&state, &received.body.bytes) {
         Ok(Kind::Chat) => run(state, received, chat::convert::chat).await,
         Ok(Kind::Completion) => run(state, received, completions::convert::completion).await,
         Ok(Kind::Pooling(prepare)) => pooling::run(state, received, prepare).await,

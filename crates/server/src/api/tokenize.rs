@@ -8,11 +8,10 @@ use serde::{Serialize, Serializer};
 
 use crate::api::chat::request::ChatRequest;
 use crate::api::shared::conversation::prompt_of;
-use crate::api::shared::convert::check_model;
 use crate::api::shared::fields::Fields;
 use crate::api::shared::headers::Headers;
 use crate::api::shared::prompt::tokenise_in_turns;
-use crate::api::shared::run::{receive, staged};
+use crate::api::shared::run::{Received, receive, staged};
 use crate::api::shared::sampling::known_token;
 use crate::api::shared::staged::{Staged, images_of};
 use crate::app::{AppState, not_found};
@@ -85,7 +84,7 @@ type Answer = fn(&AppState, &[u8], &Headers) -> Result<Staged<Vec<u8>>, ApiError
 /// The answer that `work` writes as JSON. It may have megabytes, so the blocking pool writes it.
 async fn answer(state: &AppState, request: Request, work: Answer) -> Response {
     let received = async {
-        let (body, headers) = receive(state, request).await?;
+        let Received { body, headers } = receive(state, request).await?;
         staged(state, body, move |state, body| work(state, body, &headers)).await
     };
     match received.await {
@@ -100,7 +99,7 @@ fn tokens_of(state: &AppState, body: &[u8], headers: &Headers) -> Result<Staged<
     if fields.raw("messages").is_some() {
         fields.finish()?;
         let request = ChatRequest::parse(body)?;
-        check_model(state, request.common.model.as_deref())?;
+        state.resolve_model(request.common.model.as_deref())?;
         let images = images_of(state, &request, headers)?;
         return Staged::new(state, images, move |state, images| {
             tokenized(state, &prompt_of(state, &request, &images)?.1.tokens, with_text)
@@ -112,9 +111,9 @@ fn tokens_of(state: &AppState, body: &[u8], headers: &Headers) -> Result<Staged<
         fields.missing("prompt");
     }
     fields.finish()?;
-    check_model(state, model.as_deref())?;
+    state.resolve_model(model.as_deref())?;
     // A text that exceeds the context is tokenized as well; its size is limited by that of the body.
-    let tokens = tokenise_in_turns(state, &prompt.unwrap_or_default(), (add_special_tokens, Wanted::All))?;
+    let tokens = tokenise_in_turns(state, &prompt.unwrap_or_default(), add_special_tokens, Wanted::All)?;
     tokenized(state, &tokens, with_text).map(Staged::Ready)
 }
 
@@ -137,7 +136,7 @@ fn text_of(state: &AppState, body: &[u8], _: &Headers) -> Result<Staged<Vec<u8>>
     }
     let tokens: Vec<i64> = fields.get("tokens").unwrap_or_default();
     fields.finish()?;
-    check_model(state, model.as_deref())?;
+    state.resolve_model(model.as_deref())?;
     let ids = tokens.iter().map(|&id| known_token("tokens", id, &state.config)).collect::<Result<Vec<_>, _>>()?;
     let text = state.text.tokenizer.decode(&ids, false).map_err(|error| ApiError::bad_request(error.to_string()))?;
     json::written(&Text { prompt: text }).map(Staged::Ready)

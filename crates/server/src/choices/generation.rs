@@ -39,12 +39,7 @@ enum Source {
 
 impl Generation {
     /// Creates a sequence; `stream` is `None` if there is nothing to generate.
-    pub(crate) fn new(
-        index: u32,
-        stream: Option<RequestStream>,
-        (text, parts): (TextStream, Parts),
-        pace: Pace,
-    ) -> Self {
+    pub(crate) fn new(index: u32, stream: Option<RequestStream>, text: TextStream, parts: Parts, pace: Pace) -> Self {
         let source = stream.map_or(Source::Nothing, Source::Engine);
         Self { index, source, event: RequestEvent::default(), taken: 0, text, parts, pace }
     }

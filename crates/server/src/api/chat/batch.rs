@@ -6,7 +6,7 @@ use futures::future::try_join_all;
 
 use crate::api::chat::convert;
 use crate::api::chat::stream::Conversations;
-use crate::api::shared::run::{receive, staged, submit};
+use crate::api::shared::run::{Received, receive, staged, submit};
 use crate::api::shared::stream::collect;
 use crate::app::AppState;
 use crate::choices::{Choices, Submission};
@@ -18,7 +18,7 @@ pub(crate) async fn handle(State(state): State<AppState>, request: Request) -> R
 }
 
 async fn run(state: &AppState, request: Request) -> Result<Response, ApiError> {
-    let (body, headers) = receive(state, request).await?;
+    let Received { body, headers } = receive(state, request).await?;
     let mut prepared = staged(state, body, move |state, body| convert::batch(state, body, &headers)).await?;
     // All conversations have the same grammar.
     let grammar = prepared.first_mut().and_then(|first| first.grammar.take());

@@ -100,7 +100,7 @@ fn prepare(
     let bytes = check_size(state, request, &submission, echo)?;
     let parsing = &submission.parsing;
     let wire = ChatWire {
-        envelope: envelope(state, format!("chatcmpl-{id}")),
+        envelope: envelope(state, &submission.model, format!("chatcmpl-{id}")),
         n: submission.sampling.n,
         prompt,
         role: role.to_owned(),

@@ -3,9 +3,7 @@
 use crate::api::completions::request::{CompletionRequest, Prompt};
 use crate::api::completions::stream::CompletionWire;
 use crate::api::shared::common::Truncation;
-use crate::api::shared::convert::{
-    Prepared, check_model, envelope, restrictions, spelling, stream_options, submission,
-};
+use crate::api::shared::convert::{Prepared, envelope, restrictions, spelling, stream_interval, stream_options};
 use crate::api::shared::headers::Headers;
 use crate::api::shared::prompt::{fit, tokenise};
 use crate::api::shared::response::UsageDetails;
@@ -13,7 +11,7 @@ use crate::api::shared::sampling::{OutputLimit, Sampling};
 use crate::api::shared::size::ResponseSize;
 use crate::api::shared::staged::Staged;
 use crate::app::AppState;
-use crate::choices::{Parsing, PreparedPrompt};
+use crate::choices::{Parsing, PreparedPrompt, Submission};
 use crate::error::ApiError;
 use crate::images::WithImages;
 
@@ -35,7 +33,7 @@ pub(crate) fn prepare(
     headers: &Headers,
 ) -> Result<Prepared<CompletionWire>, ApiError> {
     let (common, config) = (&request.common, &state.config);
-    check_model(state, common.model.as_deref())?;
+    let model = state.resolve_model(common.model.as_deref())?;
     let limit = OutputLimit {
         field: "max_tokens",
         max_tokens: common.max_tokens.or(Some(DEFAULT_COMPLETION_TOKENS.min(config.max_model_len as i64))),
@@ -63,7 +61,7 @@ pub(crate) fn prepare(
     check_size(state, &request, &sampling, &prompts, echo.as_deref())?;
     let id = headers.id(common.request_id.as_ref());
     let wire = CompletionWire {
-        envelope: envelope(state, format!("cmpl-{id}")),
+        envelope: envelope(state, &model, format!("cmpl-{id}")),
         n: sampling.n,
         prompts: prompts.iter().map(|prompt| prompt.tokens.clone()).collect(),
         echo,
@@ -78,9 +76,17 @@ pub(crate) fn prepare(
         },
         sent: vec![None; prompts.len() * sampling.n as usize],
     };
-    let restricted = (restrictions(state, common)?, Parsing::default());
+    let submission = Submission {
+        request_id: id,
+        model,
+        prompts,
+        sampling,
+        restrictions: restrictions(state, common)?,
+        parsing: Parsing::default(),
+        origin: headers.origin(state, common.priority, common.cache_salt.as_deref()),
+        interval: stream_interval(state, common),
+    };
     let stream = stream_options(state, common);
-    let submission = submission(state, (common, headers), (id, prompts, sampling), restricted);
     Ok(Prepared { submission, wire, stream, grammar: request.common.grammar })
 }
 

@@ -1,5 +1,7 @@
 //! Requests of the messages route.
 
+use std::sync::Arc;
+
 use crate::api::messages::request::{MessagesRequest, Thinking};
 use crate::api::messages::stream::{Blocks, MessagesWire};
 use crate::api::shared::conversation::{Conversation, ConversationSettings, conversation};
@@ -27,7 +29,7 @@ pub(crate) fn messages(
             conversation(state, &chat, &headers, shared, &images)?;
         let wire = MessagesWire {
             id: format!("msg_{id}"),
-            model: state.model.clone(),
+            model: Arc::clone(submission.model.name()),
             prompt_tokens: prompt.len(),
             blocks: Blocks::default(),
         };

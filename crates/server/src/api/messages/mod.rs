@@ -12,8 +12,7 @@ use serde_json::json;
 use crate::api::messages::request::MessagesRequest;
 use crate::api::messages::stream::MessagesWire;
 use crate::api::shared::conversation::prompt_of;
-use crate::api::shared::convert::check_model;
-use crate::api::shared::run::{self, receive, staged};
+use crate::api::shared::run::{self, Received, receive, staged};
 use crate::api::shared::staged::{Staged, images_of};
 use crate::api::shared::stream::Wire;
 use crate::app::AppState;
@@ -26,10 +25,10 @@ pub(crate) async fn handle(State(state): State<AppState>, request: Request) -> R
 /// The number of tokens that a request's prompt has.
 pub(crate) async fn count_tokens(State(state): State<AppState>, request: Request) -> Response {
     let count = async {
-        let (body, headers) = receive(&state, request).await?;
+        let Received { body, headers } = receive(&state, request).await?;
         let count = move |state: &AppState, body: &[u8]| {
             let MessagesRequest { chat, .. } = MessagesRequest::parse_for_count(body)?;
-            check_model(state, chat.common.model.as_deref())?;
+            state.resolve_model(chat.common.model.as_deref())?;
             let images = images_of(state, &chat, &headers)?;
             Staged::new(state, images, move |state, images| Ok(prompt_of(state, &chat, &images)?.1.tokens.len()))
         };

@@ -8,10 +8,8 @@ use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 
 use crate::api::pooling::convert::PreparePooling;
-use crate::api::shared::headers::Headers;
-use crate::api::shared::run::{blocking, receive};
+use crate::api::shared::run::{Received, blocking, receive};
 use crate::app::AppState;
-use crate::body::ReceivedBody;
 use crate::error::ApiError;
 
 /// Returns the vectors of texts.
@@ -52,9 +50,9 @@ async fn handle(state: AppState, request: Request, prepare: PreparePooling) -> R
 }
 
 /// Answers a request whose body is received.
-pub(crate) async fn run(state: AppState, received: (ReceivedBody, Headers), prepare: PreparePooling) -> Response {
+pub(crate) async fn run(state: AppState, received: Received, prepare: PreparePooling) -> Response {
     let answered: Result<Response, ApiError> = async {
-        let (body, headers) = received;
+        let Received { body, headers } = received;
         let prepared = blocking(&state, body, move |state, body| prepare(state, body, &headers)).await?;
         answer::answer(&state, prepared).await
     }

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 
 use crate::api::shared::headers::Headers;
-use crate::api::shared::run::{blocking, receive};
+use crate::api::shared::run::{Received, blocking, receive};
 use crate::app::AppState;
 use crate::error::ApiError;
 
@@ -28,7 +28,7 @@ async fn answer(
     render: fn(&AppState, &[u8], &Headers) -> Result<Value, ApiError>,
 ) -> Response {
     let rendered = async {
-        let (body, headers) = receive(state, request).await?;
+        let Received { body, headers } = receive(state, request).await?;
         blocking(state, body, move |state, body| render(state, body, &headers)).await
     };
     match rendered.await {

@@ -53,7 +53,7 @@ pub(crate) fn responses(
         let owner = headers.caller.owner();
         let recorder = store.map(|store| Recorder::new(Arc::clone(store), owner, &id, chat.messages.split_off(own)));
         let wire = ResponsesWire {
-            envelope: envelope(state, id),
+            envelope: envelope(state, &submission.model, id),
             recorder,
             background,
             prompt_tokens: prompt.len(),

@@ -89,7 +89,8 @@ impl Entries {
     /// Changes an entry, unless it is forgotten or replaced.
     fn change<T>(
         &mut self,
-        (key, number): (&Key, u64),
+        key: &Key,
+        number: u64,
         limits: StoreLimits,
         change: impl FnOnce(&mut Entry) -> T,
     ) -> Option<T> {
@@ -162,7 +163,7 @@ impl ResponseStore {
             return Cancelled::TooLate;
         }
         let number = entry.number;
-        let cancelled = entries.change((&key, number), self.limits, |entry| {
+        let cancelled = entries.change(&key, number, self.limits, |entry| {
             let mut body: Value = serde_json::from_slice(&entry.body).unwrap_or_default();
             body["status"] = "cancelled".into();
             entry.body = json(&body);
@@ -297,7 +298,7 @@ impl Recorder {
                 change(entry);
             }
         };
-        self.store.lock().change((&self.key, number), self.store.limits, open);
+        self.store.lock().change(&self.key, number, self.store.limits, open);
     }
 }
 
@@ -338,7 +339,7 @@ impl Ticket {
     }
 
     fn change(&self, change: impl FnOnce(&mut Entry)) -> Option<()> {
-        self.store.lock().change((&self.key, self.number), self.store.limits, change)
+        self.store.lock().change(&self.key, self.number, self.store.limits, change)
     }
 }
 

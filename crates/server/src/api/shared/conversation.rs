@@ -9,8 +9,9 @@ use octavo_text::{
 use serde_json::{Map, Value};
 
 use crate::api::chat::request::ChatRequest;
-use crate::api::shared::convert::{check_model, restrictions, submission};
+use crate::api::shared::convert::{restrictions, stream_interval};
 use crate::api::shared::headers::Headers;
+use crate::api::shared::model::ResolvedModel;
 use crate::api::shared::prompt::{fit, tokenise};
 use crate::api::shared::restrictions::{ReasoningSpan, Restrictions};
 use crate::api::shared::sampling::{OutputLimit, Sampling};
@@ -39,6 +40,7 @@ pub(crate) struct Conversation {
 /// The parameters and restrictions of a conversation, which those of a batch share.
 #[derive(Clone)]
 pub(crate) struct ConversationSettings {
+    model: ResolvedModel,
     sampling: Sampling,
     restrictions: Restrictions,
 }
@@ -47,12 +49,12 @@ impl ConversationSettings {
     /// Checks all of a request but its messages, so that a request that is refused loads no image.
     pub(crate) fn new(state: &AppState, request: &ChatRequest) -> Result<Self, ApiError> {
         let (common, config) = (&request.common, &state.config);
-        check_model(state, common.model.as_deref())?;
+        let model = state.resolve_model(common.model.as_deref())?;
         let (field, max_tokens) = request.limit;
         let limit = OutputLimit { field, max_tokens, default: config.sampling_defaults.max_new_tokens, least: 1 };
         let alternatives = request.logprobs.map(|count| ("top_logprobs", count));
         let sampling = Sampling::new(common, limit, alternatives, config)?;
-        Ok(Self { sampling, restrictions: restrictions(state, common)? })
+        Ok(Self { model, sampling, restrictions: restrictions(state, common)? })
     }
 }
 
@@ -61,7 +63,7 @@ pub(crate) fn conversation(
     state: &AppState,
     request: &ChatRequest,
     headers: &Headers,
-    ConversationSettings { mut sampling, restrictions }: ConversationSettings,
+    ConversationSettings { model, mut sampling, restrictions }: ConversationSettings,
     images: &[Arc<ProcessedImage>],
 ) -> Result<Conversation, ApiError> {
     let (common, config) = (&request.common, &state.config);
@@ -88,8 +90,16 @@ pub(crate) fn conversation(
     let restrictions = reasoning_restrictions(state, request, &parsing, restrictions)?;
     let id = headers.id(common.request_id.as_ref());
     let tokens = Arc::clone(&prompt.tokens);
-    let parts = (id.clone(), vec![prompt], sampling);
-    let submission = submission(state, (common, headers), parts, (restrictions, parsing));
+    let submission = Submission {
+        request_id: id.clone(),
+        model,
+        prompts: vec![prompt],
+        sampling,
+        restrictions,
+        parsing,
+        origin: headers.origin(state, common.priority, common.cache_salt.as_deref()),
+        interval: stream_interval(state, common),
+    };
     Ok(Conversation { id, submission, grammar, prompt: tokens, text })
 }
 

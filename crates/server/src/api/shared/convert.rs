@@ -5,13 +5,13 @@ use std::sync::Arc;
 use octavo_text::{AllowedTokens, BadWords, GrammarSpec};
 
 use crate::api::shared::common::{CommonFields, StreamOptions};
-use crate::api::shared::headers::Headers;
 use crate::api::shared::logprobs::Spelling;
+use crate::api::shared::model::ResolvedModel;
 use crate::api::shared::restrictions::Restrictions;
-use crate::api::shared::sampling::{Sampling, known_token};
+use crate::api::shared::sampling::known_token;
 use crate::api::shared::stream::Envelope;
 use crate::app::AppState;
-use crate::choices::{Parsing, PreparedPrompt, Submission};
+use crate::choices::Submission;
 use crate::error::ApiError;
 
 /// A request that is ready to run except for its grammar, which is not compiled yet.
@@ -23,21 +23,12 @@ pub(crate) struct Prepared<W> {
     pub(crate) grammar: Option<GrammarSpec>,
 }
 
-/// Refuses a model name that is not served.
-pub(crate) fn check_model(state: &AppState, model: Option<&str>) -> Result<(), ApiError> {
-    let names = &state.config.served_model_names;
-    match model {
-        Some(model) if !names.iter().any(|name| name == model) => Err(ApiError::model_not_found(model, names)),
-        _ => Ok(()),
-    }
-}
-
 /// The fields that every body of the response repeats.
-pub(crate) fn envelope(state: &AppState, id: String) -> Envelope {
+pub(crate) fn envelope(state: &AppState, model: &ResolvedModel, id: String) -> Envelope {
     Envelope {
         id,
         created: crate::app::unix_time(),
-        model: Arc::clone(&state.model),
+        model: Arc::clone(model.name()),
         fingerprint: state.fingerprint.clone(),
     }
 }
@@ -52,22 +43,10 @@ pub(crate) fn stream_options(state: &AppState, common: &CommonFields) -> Option<
     common.stream.map(|options| if state.config.api.force_include_usage { forced } else { options })
 }
 
-pub(crate) fn submission(
-    state: &AppState,
-    (common, headers): (&CommonFields, &Headers),
-    (request_id, prompts, sampling): (String, Vec<PreparedPrompt>, Sampling),
-    (restrictions, parsing): (Restrictions, Parsing),
-) -> Submission {
+/// Tokens per output of a request.
+pub(crate) fn stream_interval(state: &AppState, common: &CommonFields) -> u32 {
     let interval = common.stream_interval.unwrap_or(state.config.api.stream_interval).max(1);
-    Submission {
-        request_id,
-        prompts,
-        sampling,
-        restrictions,
-        parsing,
-        origin: headers.origin(state, common.priority, common.cache_salt.as_deref()),
-        interval: if common.stream.is_some() { interval } else { 1 },
-    }
+    if common.stream.is_some() { interval } else { 1 }
 }
 
 /// The restrictions other than grammars.

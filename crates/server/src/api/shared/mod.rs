@@ -7,6 +7,7 @@ pub(crate) mod convert;
 pub(crate) mod fields;
 pub(crate) mod headers;
 pub(crate) mod logprobs;
+pub(crate) mod model;
 pub(crate) mod places;
 pub(crate) mod prompt;
 pub(crate) mod query;

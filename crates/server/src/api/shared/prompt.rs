@@ -31,7 +31,7 @@ pub(crate) fn tokenise(
             if truncation.keeps_end() { Wanted::Last(most) } else { Wanted::First(most) }
         }
     };
-    let tokens = tokenise_in_turns(state, text, (add_special_tokens, wanted))?;
+    let tokens = tokenise_in_turns(state, text, add_special_tokens, wanted)?;
     if wanted != Wanted::All && tokens.len() > max_model_len {
         return Err(ApiError::prompt_too_long(tokens.len(), true, max_model_len));
     }
@@ -39,9 +39,17 @@ pub(crate) fn tokenise(
 }
 
 /// Tokenizes a text of any length, in turns with other requests.
-pub(crate) fn tokenise_in_turns(state: &AppState, text: &str, how: (bool, Wanted)) -> Result<Vec<u32>, ApiError> {
-    state.text.tokenizer.encode_in_parts(text, how, || take_turns().map_err(Interrupted::Cancelled)).map_err(|error| {
-        match error {
+pub(crate) fn tokenise_in_turns(
+    state: &AppState,
+    text: &str,
+    add_special_tokens: bool,
+    wanted: Wanted,
+) -> Result<Vec<u32>, ApiError> {
+    state
+        .text
+        .tokenizer
+        .encode_in_parts(text, (add_special_tokens, wanted), || take_turns().map_err(Interrupted::Cancelled))
+        .map_err(|error| match error {
             Interrupted::Cancelled(error) => error,
             Interrupted::Failed(error @ (TokenizerError::TooLong { .. } | TokenizerError::LongRun { .. })) => {
                 ApiError::bad_request(format!("The prompt cannot be tokenised: {error}.")).with_param("prompt")
@@ -50,8 +58,7 @@ pub(crate) fn tokenise_in_turns(state: &AppState, text: &str, how: (bool, Wanted
                 tracing::error!(%error, "a prompt could not be tokenised");
                 ApiError::bad_request("The prompt could not be tokenised.").with_param("prompt")
             }
-        }
-    })
+        })
 }
 
 /// The reason why a text was not tokenised.

@@ -30,26 +30,28 @@ pub(crate) async fn generate<W: Wire>(state: AppState, request: Request, prepare
     run(state, received, prepare).await
 }
 
-/// The body of a request and the data of its headers.
-pub(crate) async fn receive(state: &AppState, request: Request) -> Result<(ReceivedBody, Headers), ApiError> {
+/// A request that has arrived.
+pub(crate) struct Received {
+    pub(crate) body: ReceivedBody,
+    pub(crate) headers: Headers,
+}
+
+/// Receives the body of a request.
+pub(crate) async fn receive(state: &AppState, request: Request) -> Result<Received, ApiError> {
     let headers = Headers::read(&request);
     let body = state.bodies.receive(request, &state.config.connection).await?;
-    Ok((body, headers?))
+    Ok(Received { body, headers: headers? })
 }
 
 /// Answers a generation request whose body is received.
-pub(crate) async fn run<W: Wire>(state: AppState, received: (ReceivedBody, Headers), prepare: Prepare<W>) -> Response {
+pub(crate) async fn run<W: Wire>(state: AppState, received: Received, prepare: Prepare<W>) -> Response {
     match try_run(state, received, prepare).await {
         Ok(response) => response,
         Err(error) => W::refuse(&error),
     }
 }
 
-async fn try_run<W: Wire>(
-    state: AppState,
-    received: (ReceivedBody, Headers),
-    prepare: Prepare<W>,
-) -> Result<Response, ApiError> {
+async fn try_run<W: Wire>(state: AppState, received: Received, prepare: Prepare<W>) -> Result<Response, ApiError> {
     let (choices, wire, stream) = ready(&state, received, prepare).await?;
     stream::respond(choices, wire, stream).await
 }
@@ -57,7 +59,7 @@ async fn try_run<W: Wire>(
 /// Prepares a request and submits its sequences.
 pub(crate) async fn ready<W: Wire>(
     state: &AppState,
-    (body, headers): (ReceivedBody, Headers),
+    Received { body, headers }: Received,
     prepare: Prepare<W>,
 ) -> Result<(Choices, W, Option<StreamOptions>), ApiError> {
     let Prepared { submission, wire, stream, grammar } =

@@ -49,9 +49,9 @@ async fn compute(state: &AppState, prepared: &mut PreparedPooling) -> Result<Vec
     if state.drain.is_ending() {
         return Err(ApiError::shutting_down());
     }
-    let tokens = prepared.tokens();
+    let (tokens, model) = (prepared.tokens(), Arc::clone(prepared.model.name()));
     let mut traced = TracedSequences::new(&prepared.origin.trace, |request| {
-        request.model = state.model.to_string();
+        request.model = model.to_string();
         request.prompt_tokens = tokens;
     });
     let mut running = prepared.origin.meter.submit(tokens, || {
@@ -78,8 +78,18 @@ async fn compute(state: &AppState, prepared: &mut PreparedPooling) -> Result<Vec
 }
 
 fn start(state: &AppState, prepared: &PreparedPooling, index: usize) -> Result<RequestStream, ApiError> {
+    let request = build_request(prepared, index);
+    if index == 0 {
+        let prompts = prepared.prompts.iter().map(|prompt| &*prompt.tokens);
+        request_log::received(state, &prepared.request_id, 1, &request, prompts);
+    }
+    choices::submit(state, request)
+}
+
+/// The request of one prompt to the engine.
+fn build_request(prepared: &PreparedPooling, index: usize) -> Request {
     let prompt = &prepared.prompts[index];
-    let request = Request {
+    Request {
         id: format!("{}-{index}", prepared.request_id),
         prompt: Arc::clone(&prompt.tokens),
         second_text: prompt.second_text,
@@ -92,12 +102,7 @@ fn start(state: &AppState, prepared: &PreparedPooling, index: usize) -> Result<R
         cache_salt: prepared.origin.cache_salt.clone(),
         constraint: None,
         parent_n: Some(1),
-    };
-    if index == 0 {
-        let prompts = prepared.prompts.iter().map(|prompt| &*prompt.tokens);
-        request_log::received(state, (&prepared.request_id, 1), &request, prompts);
     }
-    choices::submit(state, request)
 }
 
 /// A result and its timings.

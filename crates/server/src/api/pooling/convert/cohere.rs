@@ -8,7 +8,6 @@ use crate::api::pooling::answer::CohereEmbeddings;
 use crate::api::pooling::convert::prompts::{PoolingPrompt, Prompts};
 use crate::api::pooling::convert::{ITEM_BYTES, PreparedPooling, Work, prepared, tokens_of};
 use crate::api::pooling::request::{CohereInput, CohereRequest, CohereType, Encoding, Format, PoolingFields};
-use crate::api::shared::convert::check_model;
 use crate::api::shared::headers::Headers;
 use crate::api::shared::size::ResponseSize;
 use crate::app::{App, AppState};
@@ -17,7 +16,7 @@ use crate::error::ApiError;
 /// Prepares a request of POST /v2/embed.
 pub(crate) fn cohere_embeddings(state: &AppState, body: &[u8], headers: &Headers) -> Result<PreparedPooling, ApiError> {
     let request = CohereRequest::parse(body)?;
-    check_model(state, request.model.as_deref())?;
+    let model = state.resolve_model(request.model.as_deref())?;
     let finish = state.vector_finish(None)?;
     let dimensions = state.dimensions(request.dimensions, "output_dimension")?;
     let width = dimensions.unwrap_or(state.config.embedding_size);
@@ -44,7 +43,7 @@ pub(crate) fn cohere_embeddings(state: &AppState, body: &[u8], headers: &Headers
         prompt_tokens: tokens_of(&prompts),
     });
     let common = PoolingFields { priority: request.priority, ..PoolingFields::default() };
-    let work = Work { prompts, pooling: Pooling::Prompt, answer, bytes };
+    let work = Work { model, prompts, pooling: Pooling::Prompt, answer, bytes };
     Ok(prepared(state, &common, headers, id, work))
 }
 

@@ -6,7 +6,6 @@ use crate::api::pooling::answer::{Kind, Vectors};
 use crate::api::pooling::convert::prompts::Prompts;
 use crate::api::pooling::convert::{PreparedPooling, Work, check_size, head, prepared, tokens_of};
 use crate::api::pooling::request::EmbeddingRequest;
-use crate::api::shared::convert::check_model;
 use crate::api::shared::headers::Headers;
 use crate::app::{App, AppState};
 use crate::config::{Matryoshka, PoolingKind};
@@ -16,16 +15,16 @@ use crate::error::ApiError;
 pub(crate) fn embeddings(state: &AppState, body: &[u8], headers: &Headers) -> Result<PreparedPooling, ApiError> {
     let generates = state.config.pooling.is_none();
     let EmbeddingRequest { common, mut input, encoding, dimensions } = EmbeddingRequest::parse(body, generates)?;
-    check_model(state, common.model.as_deref())?;
+    let model = state.resolve_model(common.model.as_deref())?;
     let finish = state.vector_finish(common.use_activation)?;
     let dimensions = state.dimensions(dimensions, "dimensions")?;
     let prompts = Prompts::new(state, common.truncation, "input")?.input(&mut input)?;
     let elements = prompts.len().saturating_mul(dimensions.unwrap_or(state.config.embedding_size));
     let bytes = check_size(state, prompts.len(), elements, encoding.bytes_per_element())?;
     let id = headers.id(common.request_id.as_ref());
-    let head = head(state, format!("embd-{id}"), tokens_of(&prompts));
+    let head = head(&model, format!("embd-{id}"), tokens_of(&prompts));
     let answer = Box::new(Vectors { head, kind: Kind::Embedding, encoding, finish, dimensions, tokens: None });
-    let work = Work { prompts, pooling: Pooling::Prompt, answer, bytes };
+    let work = Work { model, prompts, pooling: Pooling::Prompt, answer, bytes };
     Ok(prepared(state, &common, headers, id, work))
 }
 

@@ -14,6 +14,7 @@ use octavo_engine::Pooling;
 use crate::api::pooling::answer::{Answer, Finish, Head};
 use crate::api::pooling::request::PoolingFields;
 use crate::api::shared::headers::Headers;
+use crate::api::shared::model::ResolvedModel;
 use crate::api::shared::size::ResponseSize;
 use crate::app::{App, AppState, unix_time};
 use crate::caller::Origin;
@@ -36,6 +37,7 @@ const ITEM_BYTES: usize = 64;
 /// A request that is ready to run.
 pub(crate) struct PreparedPooling {
     pub(crate) request_id: String,
+    pub(crate) model: ResolvedModel,
     pub(crate) prompts: Vec<PoolingPrompt>,
     pub(crate) pooling: Pooling,
     pub(crate) origin: Origin,
@@ -57,6 +59,7 @@ fn tokens_of(prompts: &[PoolingPrompt]) -> usize {
 
 /// The prompts of a request and the form of its answer.
 struct Work {
+    model: ResolvedModel,
     prompts: Vec<PoolingPrompt>,
     pooling: Pooling,
     answer: Box<dyn Answer>,
@@ -65,9 +68,10 @@ struct Work {
 
 /// A request with the fields and headers that all requests have; `id` is the one of its headers.
 fn prepared(state: &AppState, common: &PoolingFields, headers: &Headers, id: String, work: Work) -> PreparedPooling {
-    let Work { prompts, pooling, answer, bytes } = work;
+    let Work { model, prompts, pooling, answer, bytes } = work;
     PreparedPooling {
         request_id: id,
+        model,
         prompts,
         pooling,
         origin: headers.origin(state, common.priority, common.cache_salt.as_deref()),
@@ -77,8 +81,8 @@ fn prepared(state: &AppState, common: &PoolingFields, headers: &Headers, id: Str
 }
 
 /// The first fields of a list; `id` has the prefix of its route.
-fn head(state: &App, id: String, prompt_tokens: usize) -> Head {
-    Head { id, created: unix_time(), model: Arc::clone(&state.model), prompt_tokens }
+fn head(model: &ResolvedModel, id: String, prompt_tokens: usize) -> Head {
+    Head { id, created: unix_time(), model: Arc::clone(model.name()), prompt_tokens }
 }
 
 /// Refuses results that would make too large an answer. Returns the estimated bytes.

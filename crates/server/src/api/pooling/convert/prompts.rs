@@ -107,7 +107,7 @@ impl<'a> Prompts<'a> {
             return Err(ApiError::prompt_too_long(max_model_len + 1, true, max_model_len));
         }
         let wanted = most.map_or_else(|| self.limit().wanted(), |most| Wanted::First(most.min(self.limit().most)));
-        tokenise_in_turns(self.state, &text, (false, wanted))
+        tokenise_in_turns(self.state, &text, false, wanted)
     }
 
     /// A text as the tokenizer gets it.

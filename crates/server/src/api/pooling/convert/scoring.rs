@@ -11,7 +11,6 @@ use crate::api::pooling::convert::prompts::{PoolingPrompt, Prompts};
 use crate::api::pooling::convert::{ITEM_BYTES, PreparedPooling, Work, head, prepared, tokens_of};
 use crate::api::pooling::request::{RerankRequest, ScoreRequest, ScoringFields};
 use crate::api::shared::conversation::merged;
-use crate::api::shared::convert::check_model;
 use crate::api::shared::headers::Headers;
 use crate::api::shared::size::ResponseSize;
 use crate::app::{App, AppState};
@@ -22,28 +21,30 @@ use crate::workers::take_turns;
 /// Prepares a request of POST /score.
 pub(crate) fn scores(state: &AppState, body: &[u8], headers: &Headers) -> Result<PreparedPooling, ApiError> {
     let ScoreRequest { fields, queries, documents } = ScoreRequest::parse(body)?;
+    let model = state.resolve_model(fields.common.model.as_deref())?;
     let compared = compare(state, &fields, &queries, &documents)?;
     let bytes = documents.len() * ITEM_BYTES;
     let id = headers.id(fields.common.request_id.as_ref());
-    let head = head(state, format!("score-{id}"), compared.counted);
+    let head = head(&model, format!("score-{id}"), compared.counted);
     let answer = Box::new(Scores { head, comparison: compared.comparison });
-    let work = Work { prompts: compared.prompts, pooling: Pooling::Prompt, answer, bytes };
+    let work = Work { model, prompts: compared.prompts, pooling: Pooling::Prompt, answer, bytes };
     Ok(prepared(state, &fields.common, headers, id, work))
 }
 
 /// Prepares a request of POST /rerank.
 pub(crate) fn ranking(state: &AppState, body: &[u8], headers: &Headers) -> Result<PreparedPooling, ApiError> {
     let RerankRequest { fields, query, documents, top_n } = RerankRequest::parse(body)?;
+    let model = state.resolve_model(fields.common.model.as_deref())?;
     let compared = compare(state, &fields, &[query], &documents)?;
     let bytes = ResponseSize::without_choices()
         .texts("documents", documents.iter().map(String::as_str))
         .bytes("documents", documents.len() * ITEM_BYTES)
         .check(state)?;
     let id = headers.id(fields.common.request_id.as_ref());
-    let head = head(state, format!("score-{id}"), compared.counted);
+    let head = head(&model, format!("score-{id}"), compared.counted);
     let top = usize::try_from(top_n).ok().filter(|&top| top > 0).unwrap_or(usize::MAX);
     let answer = Box::new(Ranking { head, comparison: compared.comparison, documents, top });
-    let work = Work { prompts: compared.prompts, pooling: Pooling::Prompt, answer, bytes };
+    let work = Work { model, prompts: compared.prompts, pooling: Pooling::Prompt, answer, bytes };
     Ok(prepared(state, &fields.common, headers, id, work))
 }
 
@@ -62,7 +63,6 @@ fn compare(
     queries: &[String],
     documents: &[String],
 ) -> Result<Compared, ApiError> {
-    check_model(state, fields.common.model.as_deref())?;
     let limits = Limits {
         query: state.limit("max_tokens_per_query", fields.max_tokens_per_query)?,
         document: state.limit("max_tokens_per_doc", fields.max_tokens_per_doc)?,

@@ -6,7 +6,6 @@ use crate::api::pooling::answer::{Kind, Vectors};
 use crate::api::pooling::convert::prompts::Prompts;
 use crate::api::pooling::convert::{PreparedPooling, Work, check_size, head, prepared, tokens_of};
 use crate::api::pooling::request::{PoolingRequest, PoolingTask};
-use crate::api::shared::convert::check_model;
 use crate::api::shared::headers::Headers;
 use crate::app::{App, AppState};
 use crate::config::PoolingKind;
@@ -15,7 +14,7 @@ use crate::error::ApiError;
 /// Prepares a request of POST /pooling.
 pub(crate) fn pooling(state: &AppState, body: &[u8], headers: &Headers) -> Result<PreparedPooling, ApiError> {
     let PoolingRequest { common, mut input, encoding, task } = PoolingRequest::parse(body)?;
-    check_model(state, common.model.as_deref())?;
+    let model = state.resolve_model(common.model.as_deref())?;
     let task = state.task(task)?;
     let (finish, width) = match task {
         PoolingTask::Embed | PoolingTask::TokenEmbed => {
@@ -34,9 +33,9 @@ pub(crate) fn pooling(state: &AppState, body: &[u8], headers: &Headers) -> Resul
     let results = if tokens.is_some() { total } else { prompts.len() };
     let bytes = check_size(state, prompts.len(), results.saturating_mul(width), encoding.bytes_per_element())?;
     let id = headers.id(common.request_id.as_ref());
-    let head = head(state, format!("pooling-{id}"), total);
+    let head = head(&model, format!("pooling-{id}"), total);
     let answer = Box::new(Vectors { head, kind: Kind::Pooling, encoding, finish, dimensions: None, tokens });
-    let work = Work { prompts, pooling, answer, bytes };
+    let work = Work { model, prompts, pooling, answer, bytes };
     Ok(prepared(state, &common, headers, id, work))
 }
 
