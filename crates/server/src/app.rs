@@ -4,7 +4,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, delete, get, post};
 use axum::{Json, Router};
 use http::StatusCode;
 use octavo_engine::EngineHandle;
@@ -12,23 +11,19 @@ use octavo_telemetry::{EngineMetrics, HttpMetrics, Telemetry};
 use octavo_text::{Grammar, GrammarCompiler, GrammarError, GrammarLimits, GrammarSpec};
 use tokio::time::{Instant, sleep_until};
 
+use crate::api::development::Pause;
+use crate::api::responses::stored::ResponseStore;
 use crate::body::BodyBudget;
-use crate::config::{FingerprintMode, PoolingConfig, PoolingKind, ServerConfig, TextModel};
+use crate::config::{FingerprintMode, PoolingConfig, ServerConfig, TextModel};
 use crate::drain::Shutdown;
 use crate::error::ApiError;
 use crate::keys::ApiKeys;
 use crate::layers;
 use crate::listener::Connections;
 use crate::load::Load;
-use crate::pages;
-use crate::routes::development::Pause;
-use crate::routes::{
-    batch, chat, completions, development, generate, health, invocations, kv_event_sources, load, messages, metrics,
-    models, pooling, render, responses, server_info, tokenize,
-};
+use crate::route_table::served;
 use crate::seeds::Seeds;
 use crate::sockets::Listener;
-use crate::stored::ResponseStore;
 use crate::workers::{Workers, take_turns};
 
 /// Time in which streams that the shutdown ends can send their last events.
@@ -111,136 +106,14 @@ pub struct Server {
     state: AppState,
 }
 
-/// Method, path and handler of a route.
-type Route = (&'static str, &'static str, MethodRouter<AppState>);
-
-/// The routes that only a server in development mode has.
-pub(crate) fn development_routes() -> Vec<Route> {
-    vec![
-        ("POST", "/pause", post(development::pause)),
-        ("POST", "/resume", post(development::resume)),
-        ("GET", "/is_paused", get(development::is_paused)),
-        ("POST", "/sleep", post(development::sleep)),
-        ("POST", "/wake_up", post(development::wake_up)),
-        ("GET", "/is_sleeping", get(development::is_sleeping)),
-        ("POST", "/reset_prefix_cache", post(development::reset_prefix_cache)),
-    ]
-}
-
-/// The routes of models that generate text.
-fn generation_routes() -> Vec<Route> {
-    vec![
-        ("POST", "/v1/chat/completions", post(chat::handle)),
-        ("POST", "/v1/chat/completions/batch", post(batch::handle)),
-        ("POST", "/v1/chat/completions/render", post(render::chat)),
-        ("POST", "/v1/completions", post(completions::handle)),
-        ("POST", "/v1/completions/render", post(render::completions)),
-        ("POST", "/v1/responses", post(responses::handle)),
-        ("GET", "/v1/responses/{response_id}", get(responses::stored)),
-        ("DELETE", "/v1/responses/{response_id}", delete(responses::delete)),
-        ("POST", "/v1/responses/{response_id}/cancel", post(responses::cancel)),
-        ("POST", "/v1/messages", post(messages::handle)),
-        ("POST", "/v1/messages/count_tokens", post(messages::count_tokens)),
-        ("POST", "/generate", post(generate::handle)),
-        ("GET", "/", get(pages::chat)),
-        ("GET", "/assets/{*file}", get(pages::asset)),
-    ]
-}
-
-/// The route of vectors that models which generate text have too.
-fn embedding_routes() -> Vec<Route> {
-    vec![("POST", "/v1/embeddings", post(pooling::embeddings))]
-}
-
-/// The routes of embedders alone.
-fn embedder_routes() -> Vec<Route> {
-    vec![("POST", "/v2/embed", post(pooling::cohere_embeddings))]
-}
-
-/// The routes of classifiers alone.
-fn classifier_routes() -> Vec<Route> {
-    vec![("POST", "/classify", post(pooling::classify))]
-}
-
-/// The route of all pooling models.
-fn pooling_routes() -> Vec<Route> {
-    vec![("POST", "/pooling", post(pooling::pooling))]
-}
-
-/// The routes of models that compare texts.
-fn scoring_routes() -> Vec<Route> {
-    vec![
-        ("POST", "/score", post(pooling::score)),
-        ("POST", "/v1/score", post(pooling::score)),
-        ("POST", "/rerank", post(pooling::rerank)),
-        ("POST", "/v1/rerank", post(pooling::rerank)),
-        ("POST", "/v2/rerank", post(pooling::rerank)),
-    ]
-}
-
-/// The routes of all servers.
-fn common_routes() -> Vec<Route> {
-    vec![
-        ("POST", "/tokenize", post(tokenize::tokenize)),
-        ("GET", "/tokenizer_info", get(tokenize::info)),
-        ("POST", "/detokenize", post(tokenize::detokenize)),
-        ("POST", "/invocations", post(invocations::handle)),
-        ("GET", "/server_info", get(server_info::handle)),
-        ("GET", "/v1/models", get(models::handle)),
-        ("GET", "/v1/models/{*model}", get(models::one)),
-        ("GET", "/health", get(health::ready)),
-        ("GET", "/ping", get(health::ready)),
-        ("POST", "/ping", post(health::ready)),
-        ("GET", "/live", get(health::live)),
-        ("GET", "/version", get(health::version)),
-        ("GET", "/load", get(load::handle)),
-        ("GET", "/kv_event_sources", get(kv_event_sources::handle)),
-        ("GET", "/metrics", get(metrics::handle)),
-        ("GET", "/metrics/", get(metrics::handle)),
-        ("GET", "/docs", get(pages::docs)),
-        ("GET", "/redoc", get(pages::docs)),
-        ("GET", "/openapi.json", get(pages::openapi)),
-    ]
-}
-
-/// All routes of models of any kind, without those of development.
-#[cfg(test)]
-pub(crate) fn routes() -> Vec<Route> {
-    let of_models =
-        [generation_routes, embedding_routes, embedder_routes, classifier_routes, pooling_routes, scoring_routes];
-    of_models.into_iter().chain([common_routes as fn() -> Vec<Route>]).flat_map(|routes| routes()).collect()
-}
-
-/// The routes of a server, which are also the labels of its HTTP metrics. As in vLLM, a route that the model cannot answer
-/// does not exist.
-pub(crate) fn served(config: &ServerConfig) -> Vec<Route> {
-    let mut served = common_routes();
-    match &config.pooling {
-        None => served.extend(generation_routes().into_iter().chain(embedding_routes())),
-        Some(model) => {
-            served.extend(pooling_routes());
-            served.extend(match &model.kind {
-                PoolingKind::Embedder { .. } => [embedding_routes(), embedder_routes()].concat(),
-                PoolingKind::Classifier { .. } => classifier_routes(),
-            });
-            if model.compares_texts() {
-                served.extend(scoring_routes());
-            }
-        }
-    }
-    if config.development {
-        served.extend(development_routes());
-    }
-    served
-}
-
 impl Server {
     /// Creates a server for a running engine. Without a served name, the model is served under `model_root`.
     pub fn new(engine: EngineHandle, text: TextModel, telemetry: Telemetry, mut config: ServerConfig) -> Self {
         if config.served_model_names.is_empty() {
             config.served_model_names.push(config.model_root.clone());
         }
-        let labels: Vec<_> = served(&config).iter().map(|(method, path, _)| (*method, *path)).collect();
+        let counted = served(&config).filter(|route| route.counted);
+        let labels: Vec<_> = counted.map(|route| (route.method, route.path)).collect();
         let state = Arc::new(App {
             engine,
             engine_metrics: telemetry.engine(),
@@ -274,8 +147,8 @@ impl Server {
     /// The routes, for callers that run their own HTTP server.
     pub fn router(&self) -> Router {
         let mut router = Router::new();
-        for (_, path, handler) in served(&self.state.config) {
-            router = router.route(path, handler);
+        for route in served(&self.state.config) {
+            router = router.route(route.path, route.handler());
         }
         let router = router
             .fallback(not_found)

@@ -3,41 +3,18 @@
 use std::time::Instant;
 
 use axum::Json;
-use axum::extract::{MatchedPath, Request, State};
+use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 
+use crate::api::messages::stream::MessagesWire;
+use crate::api::shared::stream::Wire;
 use crate::error::ApiError;
 use crate::keys::{Accepted, ApiKeys, Meter};
-use crate::load::generates;
+use crate::route_table::{ErrorStyle, Route, Work};
 use crate::trace::RequestTrace;
 use crate::watch::watched;
-use crate::wire::{MessagesWire, Wire};
-
-/// Routes that need no key: probes, metrics and pages that only describe the server. All other paths are protected, even
-/// those without a route. vLLM protects only /v1, /v2, /inference and /cohere, and leaves /invocations, /pooling and
-/// /tokenize open.
-const OPEN: [&str; 14] = [
-    "/",
-    "/assets/{*file}",
-    "/docs",
-    "/favicon.ico",
-    "/health",
-    "/kv_event_sources",
-    "/live",
-    "/load",
-    "/metrics",
-    "/metrics/",
-    "/openapi.json",
-    "/ping",
-    "/redoc",
-    "/version",
-];
-
-/// Routes that compute without the engine. Like those that use it, they count against the limits of a key.
-const COMPUTING: [&str; 5] =
-    ["/tokenize", "/detokenize", "/v1/chat/completions/render", "/v1/completions/render", "/v1/messages/count_tokens"];
 
 /// The header in which Anthropic's clients send the key.
 pub(crate) const X_API_KEY: &str = "x-api-key";
@@ -52,26 +29,15 @@ fn accept(keys: &ApiKeys, headers: &HeaderMap) -> Option<Accepted> {
     bearer.and_then(|token| keys.find(token)).or_else(|| plain.and_then(|token| keys.find(token)))
 }
 
-/// Whether a request needs no key. The check uses the matched route rather than the path as spelled, so no spelling
-/// opens a route that is not listed.
+/// Whether a request needs no key. All paths without a route are protected. The check uses the matched route rather than
+/// the path as spelled, so no spelling opens a route that is not open.
 fn is_open(request: &Request) -> bool {
-    let route = route(request);
-    match *request.method() {
-        Method::OPTIONS => true,
-        Method::GET | Method::HEAD => route.is_some_and(|route| OPEN.contains(&route)),
-        Method::POST => route == Some("/ping"),
-        _ => false,
-    }
+    *request.method() == Method::OPTIONS || Route::matched(request).is_some_and(|route| route.open)
 }
 
 /// Whether a request counts against the limits of its key.
 fn is_limited(request: &Request) -> bool {
-    *request.method() == Method::POST
-        && route(request).is_some_and(|route| generates(route) || COMPUTING.contains(&route))
-}
-
-fn route(request: &Request) -> Option<&str> {
-    request.extensions().get::<MatchedPath>().map(MatchedPath::as_str)
+    Route::matched(request).is_some_and(|route| route.work != Work::Nothing)
 }
 
 /// Rejects requests that need a key and have none, and those whose key is over a limit.
@@ -111,9 +77,9 @@ async fn metered(meter: Meter, mut request: Request, next: Next) -> Response {
 
 /// The refusal in the form of the route's errors.
 fn refuse(request: &Request, error: &ApiError) -> Response {
-    match route(request) {
-        Some(route) if route.starts_with("/v1/messages") => MessagesWire::refuse(error),
-        _ => error.clone().into_response(),
+    match Route::matched(request).map(|route| route.errors) {
+        Some(ErrorStyle::Anthropic) => MessagesWire::refuse(error),
+        Some(ErrorStyle::OpenAi) | None => error.clone().into_response(),
     }
 }
 

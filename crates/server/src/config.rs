@@ -206,8 +206,6 @@ pub struct ServerConfig {
     pub request_id_headers: bool,
     /// Time of silence after which a stream is sent a comment.
     pub sse_keep_alive: Option<Duration>,
-    /// Time limit of a request, which then ends with an error.
-    pub request_timeout: Option<Duration>,
     /// Whether GET /load counts the running requests; otherwise it reports 0.
     pub track_load: bool,
     /// Whether GET /docs, /redoc and /openapi.json are disabled.
@@ -253,7 +251,6 @@ impl Default for ServerConfig {
             root_path: String::new(),
             request_id_headers: false,
             sse_keep_alive: None,
-            request_timeout: None,
             track_load: false,
             disable_docs: false,
             tokenizer_info: false,

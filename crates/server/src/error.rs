@@ -9,7 +9,7 @@ use octavo_engine::SubmitError;
 use octavo_text::{GrammarError, Modality, TemplateError};
 use serde::Serialize;
 
-use crate::types::places::Place;
+use crate::api::shared::places::Place;
 
 /// Number of schema errors that a message lists; the others are counted.
 const LISTED_ERRORS: usize = 10;
@@ -199,12 +199,6 @@ impl ApiError {
     pub(crate) fn body_gave_way() -> Self {
         let message = "The request body arrived too slowly, and other requests needed its memory: send it again.";
         Self::new(StatusCode::REQUEST_TIMEOUT, "Request Timeout", message)
-    }
-
-    /// 504: the request ran longer than `limit`.
-    pub(crate) fn request_timeout(limit: Duration) -> Self {
-        let message = format!("The request did not finish within {} seconds.", limit.as_secs_f64());
-        Self::new(StatusCode::GATEWAY_TIMEOUT, "Gateway Timeout", message)
     }
 
     /// 429: the server is busy; the client may retry soon.

@@ -5,16 +5,18 @@ use std::sync::Arc;
 use bytes::Bytes;
 use octavo_text::{OutputDelta, Tokenizer};
 
+use crate::api::chat::stream::ChatWire;
+use crate::api::shared::logprobs::Spelling;
+use crate::api::shared::response::UsageDetails;
+use crate::api::shared::sse::{Events, Extras};
+use crate::api::shared::stream::{Envelope, Wire};
 use crate::choices::Output;
 use crate::config::ServerConfig;
-use crate::logprobs::Spelling;
-use crate::sse::{Events, Extras};
-use crate::types::response::UsageDetails;
-use crate::wire::{ChatWire, Envelope, Wire};
+use crate::route_table::served;
 
 /// The paths of a server that take POST requests.
 pub fn post_routes(config: &ServerConfig) -> Vec<&'static str> {
-    crate::app::served(config).into_iter().filter(|(method, ..)| *method == "POST").map(|(_, path, _)| path).collect()
+    served(config).filter(|route| route.method == "POST").map(|route| route.path).collect()
 }
 
 /// The events of a streamed chat completion of one choice.

@@ -18,7 +18,7 @@ use tokio::time::{Instant, Sleep, sleep};
 pub(crate) const COMMENT: &[u8] = b": keep-alive\n\n";
 
 /// Whether a response is a stream of events.
-pub(crate) fn is_event_stream(headers: &HeaderMap) -> bool {
+fn is_event_stream(headers: &HeaderMap) -> bool {
     headers.get(header::CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"text/event-stream"))
 }
 

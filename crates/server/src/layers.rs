@@ -5,23 +5,21 @@ use axum::middleware::{from_fn, from_fn_with_state, map_request_with_state};
 
 use crate::app::App;
 use crate::auth;
-use crate::cors::{self, Cors};
+use crate::cors;
+use crate::cors::Cors;
 use crate::observe::observe;
-use crate::root_path::{self, RootPath};
-use crate::{deadline, keep_alive, load, orca, request_id, trace};
+use crate::root_path;
+use crate::root_path::RootPath;
+use crate::{keep_alive, load, orca, request_id, trace};
 
 /// Adds the layers to the routes. A request passes them in this order: root path, request id, trace, metrics, CORS
 /// (before the keys, so that a page can read that its key is wrong), keys and their limits, load, load
-/// report, deadline, comments. Disabled layers are
-/// left out.
+/// report, comments. Disabled layers are left out.
 pub(crate) fn around(routes: Router, app: &App) -> Router {
     let config = &app.config;
     let mut router = routes;
     if let Some(interval) = config.keep_alive() {
         router = router.layer(from_fn_with_state(interval, keep_alive::comment));
-    }
-    if let Some(limit) = config.request_timeout {
-        router = router.layer(from_fn_with_state(limit, deadline::limit));
     }
     router = router.layer(from_fn_with_state(app.engine.clone(), orca::report));
     if config.track_load {

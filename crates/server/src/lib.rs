@@ -1,16 +1,18 @@
 //! HTTP: OpenAI routes, server-sent events, limits and errors.
 //!
-//! A request passes through these modules in order: `sockets`, `tls` and `listener` (a connection), what `layers` lists
-//! (every request), `body` (bytes), `prepare` (on the blocking pool: `types` checks the shape, `params` the meaning;
-//! template and tokenizer make the prompt), `choices` (its sequences in the engine), and `wire` with `sse` (its answer).
+//! A request passes these modules in order: `sockets`, `tls` and `listener` (a connection), what `layers` lists (every
+//! request), and the handler that `route_table` names, in `api`. There, `body` receives the bytes. On the blocking pool,
+//! the `request` of the API checks the shape, and `convert` the meaning; template and tokenizer make the prompt. `choices`
+//! are its sequences in the engine, and the `stream` of the API writes its answer.
 //!
-//! Requests for vectors and scores have `vectors` in place of `choices` and `wire`.
+//! Requests for vectors and scores have `api::pooling::answer` in place of `choices` and `stream`.
 //!
 //! When a client disconnects, its handler's future or its response's body is dropped, and with it the engine's streams.
 //! There is no other form of cancellation.
 //!
 //! **Invariant:** this crate knows no scheduler and no tensor: it submits token ids and reads token ids.
 
+mod api;
 mod app;
 mod auth;
 mod body;
@@ -18,10 +20,8 @@ mod caller;
 mod choices;
 mod config;
 mod cors;
-mod deadline;
 mod drain;
 mod error;
-mod fields;
 mod host;
 mod images;
 #[doc(hidden)]
@@ -33,32 +33,23 @@ mod layers;
 mod listener;
 mod load;
 mod loading;
-mod logprobs;
 mod observe;
 mod orca;
 mod pages;
-mod params;
-mod prepare;
 mod reload;
 mod request_id;
 mod request_log;
-mod restrictions;
 mod root_path;
-mod routes;
+mod route_table;
 mod seeds;
 mod sockets;
-mod sse;
 mod stall;
-mod stored;
 mod tls;
 mod trace;
-mod types;
-mod unserved;
-mod vectors;
 mod watch;
-mod wire;
 mod workers;
 
+pub use api::shared::model::AdapterName;
 pub use app::{Server, ServerError};
 pub use config::{
     Activation, ApiConfig, ClientAuth, ConnectionLimits, CorsConfig, FingerprintMode, KvEventSource, Matryoshka,

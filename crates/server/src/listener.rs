@@ -21,6 +21,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::config::ConnectionLimits;
 use crate::error::ApiError;
 use crate::host;
+use crate::route_table::is_probe;
 use crate::sockets::{Accepted, Listener};
 
 /// The maximum number of headers that the HTTP library supports.
@@ -34,9 +35,6 @@ const SPARE: usize = 64;
 
 /// Time limit of a connection beyond the limit, for the request and for the answer.
 const SPARE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Paths that are served beyond the limit: otherwise many connections would make an orchestrator restart the server.
-const PROBES: [&str; 4] = ["/health", "/live", "/metrics", "/ping"];
 
 /// The open connections; the kernel holds those that wait to be accepted. Dropping the value closes all of them.
 pub(crate) struct Connections {
@@ -149,7 +147,7 @@ impl Failure {
 
 /// Answers a request on a connection beyond the limit.
 async fn refuse_all_but_probes(request: Request, next: Next) -> Response {
-    if PROBES.contains(&request.uri().path()) {
+    if is_probe(request.uri().path()) {
         return next.run(request).await;
     }
     ApiError::too_many_connections().into_response()

@@ -10,6 +10,7 @@ use http::{Method, StatusCode};
 use http_body::Body;
 use octavo_telemetry::{HttpExchange, HttpMetrics};
 
+use crate::route_table::is_counted;
 use crate::watch::watched;
 
 /// The status for requests whose client disconnected before the response, as in nginx.
@@ -17,10 +18,14 @@ const CLIENT_CLOSED_REQUEST: u16 = 499;
 
 /// Observes a request.
 pub(crate) async fn observe(State(metrics): State<HttpMetrics>, request: Request, next: Next) -> Response {
+    let handler = request.extensions().get::<MatchedPath>().cloned();
+    if handler.as_ref().is_some_and(|path| !is_counted(path.as_str())) {
+        return next.run(request).await;
+    }
     let mut observation = Observation {
         metrics,
         method: request.method().clone(),
-        handler: request.extensions().get::<MatchedPath>().cloned(),
+        handler,
         started: Instant::now(),
         request_bytes: request.body().size_hint().lower(),
         status: CLIENT_CLOSED_REQUEST,

@@ -1,13 +1,13 @@
 //! The load report in response headers that gateways ask for: Open Request Cost Aggregation (ORCA).
 
-use axum::extract::{MatchedPath, Request, State};
+use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
-use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use http::{HeaderMap, HeaderName, HeaderValue};
 use octavo_engine::{EngineHandle, EngineStatus};
 use serde_json::json;
 
-use crate::load::generates;
+use crate::route_table::Route;
 
 /// The request header with the format of the report.
 const FORMAT: HeaderName = HeaderName::from_static("endpoint-load-metrics-format");
@@ -50,8 +50,7 @@ impl Format {
 /// Adds the load of the engine to successful responses of generation routes, if the request asks for it. The report
 /// describes the time at which the response begins.
 pub(crate) async fn report(State(engine): State<EngineHandle>, request: Request, next: Next) -> Response {
-    let path = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
-    let generates = *request.method() == Method::POST && path.is_some_and(generates);
+    let generates = Route::generates(&request);
     let Some(format) = Format::of(request.headers()).filter(|_| generates) else { return next.run(request).await };
     let mut response = next.run(request).await;
     if response.status().is_success()

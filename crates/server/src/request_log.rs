@@ -3,16 +3,17 @@
 use octavo_engine::Request;
 use octavo_text::OutputDelta;
 
+use crate::api::shared::response::Finish;
 use crate::app::App;
 use crate::choices::Output;
 use crate::config::RequestLog;
-use crate::types::response::Finish;
 
 /// Logs a request when the first of its sequences is submitted: one line, however many sequences it has. `id` is the id
 /// of the whole request, and `prompts` are all of its prompts, which are logged at the level `debug`.
 pub(crate) fn received<'a>(
     app: &App,
-    (id, n): (&str, u32),
+    id: &str,
+    n: u32,
     first: &Request,
     prompts: impl Iterator<Item = &'a [u32]> + Clone,
 ) {

@@ -9,10 +9,6 @@ use crate::buckets;
 use crate::cells::{Histogram, Unit};
 use crate::registry::Registry;
 
-/// Handlers without HTTP metrics, since probes and scrapes would outnumber the requests.
-const UNCOUNTED: [&str; 8] =
-    ["/metrics", "/metrics/", "/health", "/live", "/load", "/ping", "/version", "/server_info"];
-
 /// The handler label for requests without a route, and the method label for methods outside of `METHODS`.
 const UNMATCHED: &str = "none";
 const OTHER_METHOD: &str = "OTHER";
@@ -74,14 +70,13 @@ struct Route {
 
 impl HttpMetrics {
     pub(crate) fn register(registry: &Registry, model: &str, routes: &[(&'static str, &'static str)]) -> Self {
-        let counted = routes.iter().filter(|(_, handler)| !UNCOUNTED.contains(handler));
         let rejected = |reason| {
             let help = "Requests refused because too much was waiting, by the limit they met.";
             let labels = [("model_name", model), ("reason", reason)];
             registry.counter("vllm:admission_rejections_total", help, &labels)
         };
         let series = HttpSeries {
-            routes: counted.map(|&(method, handler)| Route::register(registry, method, handler)).collect(),
+            routes: routes.iter().map(|&(method, handler)| Route::register(registry, method, handler)).collect(),
             unmatched: METHODS.map(|method| Route::register(registry, method, UNMATCHED)),
             duration: registry.histogram(
                 "http_request_duration_highr_seconds",
@@ -97,9 +92,6 @@ impl HttpMetrics {
 
     /// Observes a request once its response has ended.
     pub fn observe(&self, exchange: &HttpExchange<'_>) {
-        if exchange.handler.is_some_and(|handler| UNCOUNTED.contains(&handler)) {
-            return;
-        }
         let route = self.series.route(exchange.method, exchange.handler);
         let class = usize::from(exchange.status / 100).clamp(1, STATUS_CLASSES.len()) - 1;
         route.requests[class].increment(1);

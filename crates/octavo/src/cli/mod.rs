@@ -31,6 +31,7 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 use octavo_backend_cpu::Isa;
+use octavo_telemetry::LogFormat;
 
 pub(crate) use batch::RunBatchArgs;
 pub(crate) use bench::{
@@ -46,12 +47,9 @@ pub(crate) use layers::{Environment, LOCKS, nearest, variable};
 pub(crate) use media::MediaArgs;
 pub(crate) use model::{ChatFormatArgs, ComposeArgs, EngineArgs, ObserveArgs, SamplingArgs, SourceArgs};
 pub(crate) use serve::{NetworkArgs, ServeArgs};
-pub(crate) use values::{
-    ContentFormat, Device, Dtype, FingerprintMode, GenerationSource, JsonObject, LoadFormat, LogFormat, MaxModelLen,
-    Policy, TextList, small_count,
-};
+pub(crate) use values::{Device, Dtype, GenerationSource, JsonObject, LoadFormat, MaxModelLen, TextList, small_count};
 pub(crate) use variables::unknown as unknown_variables;
-pub(crate) use vectors::{Convert, Runner, VectorArgs};
+pub(crate) use vectors::{Convert, VectorArgs};
 
 /// The model that `octavo serve` loads by default.
 pub(crate) const DEFAULT_MODEL: &str = "smollm2-135m-instruct";

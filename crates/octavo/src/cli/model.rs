@@ -6,13 +6,15 @@ use std::path::PathBuf;
 use clap::Args;
 use clap::builder::BoolishValueParser;
 use octavo_backend_cpu::Isa;
+use octavo_engine::SchedulingPolicy;
+use octavo_telemetry::LogFormat;
 
 use crate::cli::DEFAULT_MODEL;
 use crate::cli::compat::CompatArgs;
 use crate::cli::media::MediaArgs;
 use crate::cli::values::{
-    self, Bound, ContentFormat, Device, Dtype, GenerationSource, JsonObject, LoadFormat, LogFormat, MaxModelLen,
-    Policy, Quantization, TracedModule,
+    self, Bound, ContentFormatFlag, Device, Dtype, GenerationSource, JsonObject, LoadFormat, MaxModelLen, Quantization,
+    TracedModule,
 };
 use crate::cli::vectors::VectorArgs;
 
@@ -254,8 +256,8 @@ pub(crate) struct EngineArgs {
     /// `fair` serves the client first that has received the least service. All sequences with the same API key are one
     /// client; without keys, those from the same address. A client with more than its part of the running requests
     /// makes way for others.
-    #[arg(long, value_enum, default_value_t = Policy::Fcfs, hide_possible_values = true)]
-    pub(crate) scheduling_policy: Policy,
+    #[arg(long, value_parser = values::scheduling_policy(), default_value = "fcfs", hide_possible_values = true)]
+    pub(crate) scheduling_policy: SchedulingPolicy,
 
     /// Smallest `priority` that a request may have; smaller ones, which are more urgent, are raised to it.
     #[arg(long, allow_hyphen_values = true, value_name = "N")]
@@ -292,8 +294,8 @@ pub(crate) struct ChatFormatArgs {
     pub(crate) chat_template: Option<String>,
 
     /// Type of message content that the chat template expects.
-    #[arg(long, value_enum, default_value_t = ContentFormat::Auto)]
-    pub(crate) chat_template_content_format: ContentFormat,
+    #[arg(long, value_parser = values::content_format(), default_value = "auto")]
+    pub(crate) chat_template_content_format: ContentFormatFlag,
 
     /// Default variables for the chat template.
     ///
@@ -369,7 +371,7 @@ pub(crate) struct ObserveArgs {
     /// Format of log lines.
     ///
     /// A line about a request carries the ids of the request and of its trace.
-    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    #[arg(long, value_parser = values::log_format(), default_value = "text")]
     pub(crate) log_format: LogFormat,
 
     /// Send a span for each request to this OTLP collector.

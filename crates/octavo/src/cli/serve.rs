@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use octavo_server::FingerprintMode;
 
 use crate::cli::model::ComposeArgs;
-use crate::cli::values::{self, FingerprintMode, TextList};
+use crate::cli::values::{self, TextList};
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
@@ -177,7 +178,7 @@ pub(crate) struct AnswerArgs {
     pub(crate) stream_interval: usize,
 
     /// Content of `system_fingerprint`: version and configuration hash, the hash alone, or nothing.
-    #[arg(long, value_enum, default_value_t = FingerprintMode::Full)]
+    #[arg(long, value_parser = values::fingerprint_mode(), default_value = "full")]
     pub(crate) fingerprint_mode: FingerprintMode,
 }
 

@@ -1,6 +1,12 @@
 //! Values of flags, parsed as vLLM parses them.
 
 use clap::ValueEnum;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use octavo_engine::SchedulingPolicy;
+use octavo_models::Runner;
+use octavo_server::FingerprintMode;
+use octavo_telemetry::LogFormat;
+use octavo_text::ContentFormat;
 use serde_json::{Map, Value};
 
 /// The device that computes.
@@ -36,54 +42,12 @@ pub(crate) enum LoadFormat {
     Dummy,
 }
 
-/// The order of waiting requests.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Policy {
-    /// First come, first served.
-    Fcfs,
-    /// Lower `priority` first.
-    Priority,
-    /// The client that has received the least service first.
-    Fair,
-}
-
-/// The form of message content that a chat template expects.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ContentFormat {
-    /// The form that the template's source suggests.
-    Auto,
-    /// A string, in which newlines join the parts of a message.
-    String,
-    /// A list of parts.
-    Openai,
-}
-
-/// The format of log lines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LogFormat {
-    /// Text for people.
-    Text,
-    /// A JSON object per line, for programs.
-    Json,
-}
-
 /// The modules of vLLM that can have detailed traces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum TracedModule {
     Model,
     Worker,
     All,
-}
-
-/// The content of `system_fingerprint`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum FingerprintMode {
-    /// Version and a hash of the configuration.
-    Full,
-    /// The hash alone.
-    Hash,
-    /// Nothing.
-    None,
 }
 
 /// Context length.
@@ -109,6 +73,64 @@ pub(crate) enum GenerationSource {
 /// A JSON object.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct JsonObject(pub(crate) Map<String, Value>);
+
+/// A parser of names, each with its help (which may be empty) and its value.
+pub(crate) fn named<T: Clone + Send + Sync + 'static, const N: usize>(
+    names: [(&'static str, &'static str, T); N],
+) -> impl TypedValueParser<Value = T> {
+    let values = names.iter().map(|(name, help, _)| {
+        let value = PossibleValue::new(*name);
+        if help.is_empty() { value } else { value.help(*help) }
+    });
+    let values: Vec<_> = values.collect();
+    PossibleValuesParser::new(values).try_map(move |given| {
+        let found = names.iter().find(|(name, ..)| *name == given).map(|(.., value)| value.clone());
+        found.ok_or_else(|| format!("'{given}' is unknown"))
+    })
+}
+
+/// The parser of `--scheduling-policy`.
+pub(crate) fn scheduling_policy() -> impl TypedValueParser<Value = SchedulingPolicy> {
+    named([
+        ("fcfs", "First come, first served", SchedulingPolicy::Fcfs),
+        ("priority", "Lower `priority` first", SchedulingPolicy::Priority),
+        ("fair", "The client that has received the least service first", SchedulingPolicy::Fair),
+    ])
+}
+
+/// The form of content of `--chat-template-content-format`; `None` for the one that the template's source suggests.
+pub(crate) type ContentFormatFlag = Option<ContentFormat>;
+
+/// The parser of `--chat-template-content-format`.
+pub(crate) fn content_format() -> impl TypedValueParser<Value = ContentFormatFlag> {
+    named([
+        ("auto", "The form that the template's source suggests", None),
+        ("string", "A string, in which newlines join the parts of a message", Some(ContentFormat::String)),
+        ("openai", "A list of parts", Some(ContentFormat::OpenAi)),
+    ])
+}
+
+/// The parser of `--log-format`.
+pub(crate) fn log_format() -> impl TypedValueParser<Value = LogFormat> {
+    named([
+        ("text", "Text for people", LogFormat::Text),
+        ("json", "A JSON object per line, for programs", LogFormat::Json),
+    ])
+}
+
+/// The parser of `--fingerprint-mode`.
+pub(crate) fn fingerprint_mode() -> impl TypedValueParser<Value = FingerprintMode> {
+    named([
+        ("full", "Version and a hash of the configuration", FingerprintMode::Full),
+        ("hash", "The hash alone", FingerprintMode::Hash),
+        ("none", "Nothing", FingerprintMode::None),
+    ])
+}
+
+/// The parser of `--runner`.
+pub(crate) fn runner() -> impl TypedValueParser<Value = Runner> {
+    named([("auto", "", Runner::Auto), ("generate", "", Runner::Generate), ("pooling", "", Runner::Pooling)])
+}
 
 /// A list of texts. Each value is one text or a JSON list of texts.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,17 +1,9 @@
 //! Flags of models that return vectors.
 
 use clap::{Args, ValueEnum};
+use octavo_models::Runner;
 
 use crate::cli::values::{self, JsonObject};
-
-/// What a model is served for.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Runner {
-    #[default]
-    Auto,
-    Generate,
-    Pooling,
-}
 
 /// Vectors that a model is made to return.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
@@ -31,7 +23,7 @@ pub(crate) struct VectorArgs {
     ///
     /// With `auto`, encoders (BERT), classifiers, models without a head and folders of sentence-transformers return
     /// vectors, and other models generate text.
-    #[arg(long, value_enum, default_value_t = Runner::Auto, hide_possible_values = true)]
+    #[arg(long, value_parser = values::runner(), default_value = "auto", hide_possible_values = true)]
     pub(crate) runner: Runner,
 
     /// Vectors of a model that was not made for them: auto, none, embed or classify.

@@ -70,8 +70,8 @@ async fn serve(args: ServeArgs) -> Result<()> {
     let shutdown = Shutdown::new();
     spawn_signals(&shutdown)?;
 
-    let (limits, log_stats, keys_file) = (settings.connection, settings.log_stats, settings.keys_file.clone());
-    let with_key = !settings.api_keys.is_empty() || keys_file.is_some();
+    let (limits, log_stats, keys_file) = (settings.server.connection, settings.log_stats, settings.keys_file.clone());
+    let with_key = !settings.server.api_keys.is_empty() || keys_file.is_some();
     // A separate thread, whose priority the compute threads inherit.
     let (loaded, load) = tokio::sync::oneshot::channel();
     let loader = std::thread::Builder::new().name("octavo-load".into());
@@ -205,8 +205,7 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
         kv: plan.budget,
         async_scheduling: limits.async_scheduling,
     };
-    let mut server_config = settings::server_config(args, settings, &model, plan.max_model_len);
-    (server_config.api.tools, server_config.api.reasoning) = settings.parsers.choose(&model.text)?;
+    let mut server_config = settings::server_config(args, settings, &model, plan.max_model_len)?;
     let model_name = server_config.served_model_names[0].clone();
     let telemetry = Telemetry::new(TelemetryConfig {
         model_name: model_name.clone(),

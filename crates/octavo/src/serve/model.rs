@@ -12,7 +12,7 @@ use octavo_server::{SamplingDefaults, TextModel};
 use octavo_text::{ChatTemplate, GgufVocabulary, SpecialTokens, Tokenizer};
 use tracing::{info, warn};
 
-use crate::cli::{ComposeArgs, ContentFormat, LoadFormat, MaxModelLen};
+use crate::cli::{ComposeArgs, LoadFormat, MaxModelLen};
 use crate::pull::{self, Wanted};
 use crate::serve::images::{self, Vision};
 use crate::serve::{generation, quantised, stand_in, vectors};
@@ -205,9 +205,8 @@ fn text_model(
         warn!("chat requests will be refused; set a chat template with --chat-template");
     }
     let template = match args.chat.chat_template_content_format {
-        ContentFormat::Auto => template,
-        ContentFormat::String => template.map(|t| t.with_content_format(octavo_text::ContentFormat::String)),
-        ContentFormat::Openai => template.map(|t| t.with_content_format(octavo_text::ContentFormat::OpenAi)),
+        None => template,
+        Some(format) => template.map(|template| template.with_content_format(format)),
     };
     Ok(TextModel { tokenizer, template: template.map(Arc::new), images: None })
 }

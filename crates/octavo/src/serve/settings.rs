@@ -4,18 +4,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use octavo_engine::{EngineConfig, SchedulingPolicy};
+use octavo_engine::EngineConfig;
 use octavo_kv_events::KvEventsConfig;
 use octavo_media::MediaSettings;
 use octavo_server::{
-    ApiConfig, ClientAuth, ConnectionLimits, CorsConfig, FingerprintMode, RequestLog, ServerConfig, StoreLimits,
-    TlsConfig,
+    ApiConfig, ClientAuth, ConnectionLimits, CorsConfig, RequestLog, ServerConfig, StoreLimits, TlsConfig,
 };
-use octavo_telemetry::{LogConfig, LogFormat, TraceConfig};
+use octavo_telemetry::{LogConfig, TraceConfig};
 use serde_json::Value;
 
 use crate::cli::{
-    self, ChatFormatArgs, ComposeArgs, EngineArgs, Environment, NetworkArgs, ObserveArgs, Policy, ServeArgs, TextList,
+    self, ChatFormatArgs, ComposeArgs, EngineArgs, Environment, NetworkArgs, ObserveArgs, ServeArgs, TextList,
 };
 use crate::serve::device::StepLimits;
 use crate::serve::keys::KeysFile;
@@ -42,39 +41,17 @@ const STRUCTURED_NO_EFFECT: [&str; 3] = ["backend", "disable_fallback", "enable_
 /// Interval at which `--enable-ssl-refresh` checks for changed files.
 const CERTIFICATE_REFRESH: Duration = Duration::from_secs(10);
 
-/// The settings of the server beside its model.
+/// The settings that do not depend on the model.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Settings {
-    /// API keys; without these and the file's, every route is open.
-    pub(crate) api_keys: Vec<String>,
+    /// The configuration of the server without what [`server_config`] adds.
+    pub(crate) server: ServerConfig,
     /// The file of API keys with names.
     pub(crate) keys_file: Option<KeysFile>,
-    /// Whether requests with different keys share the prefix cache.
-    pub(crate) share_prefix_cache: bool,
-    pub(crate) connection: ConnectionLimits,
-    pub(crate) shutdown_timeout: Duration,
-    pub(crate) shutdown_lag: Duration,
     pub(crate) log_stats: bool,
-
     pub(crate) uds: Option<PathBuf>,
     pub(crate) tls: Option<TlsConfig>,
-    pub(crate) cors: CorsConfig,
-    /// Path prefix that begins with a slash and does not end with one, or empty.
-    pub(crate) root_path: String,
-    pub(crate) request_id_headers: bool,
-    pub(crate) sse_keep_alive: Option<Duration>,
-    pub(crate) track_load: bool,
-    pub(crate) no_docs: bool,
-    /// Without the parsers, which depend on the model.
-    pub(crate) api: ApiConfig,
     pub(crate) parsers: ParserFlags,
-
-    pub(crate) tokenizer_info: bool,
-    /// Whether the development routes are served.
-    pub(crate) development: bool,
-    /// Whether responses are stored.
-    pub(crate) store_responses: bool,
-    pub(crate) log: RequestLog,
     /// Where images come from.
     pub(crate) media: MediaSettings,
     pub(crate) traces: Option<TraceConfig>,
@@ -89,58 +66,22 @@ impl Settings {
     /// # Errors
     /// Flags contradict each other, or a variable is invalid.
     pub(crate) fn of_server(args: &ServeArgs, environment: &Environment<'_>) -> Result<Self> {
-        let (network, answers, log) = (&args.network, &args.answers, &args.log);
-        if log.enable_log_outputs && !log.enable_log_requests {
+        if args.log.enable_log_outputs && !args.log.enable_log_requests {
             bail!("--enable-log-outputs needs --enable-log-requests");
         }
-        let api = ApiConfig {
-            prompt_tokens_details: answers.enable_prompt_tokens_details,
-            request_metrics: answers.enable_per_request_metrics,
-            fingerprint: match answers.fingerprint_mode {
-                cli::FingerprintMode::Full => FingerprintMode::Full,
-                cli::FingerprintMode::Hash => FingerprintMode::Hash,
-                cli::FingerprintMode::None => FingerprintMode::None,
-            },
-            force_include_usage: answers.enable_force_include_usage,
-            stream_interval: u32::try_from(answers.stream_interval).unwrap_or(u32::MAX),
-            ..api_config(&args.compose.chat)?
+        let settings = Self::in_process(&args.compose, environment)?;
+        let keys_file = args.network.api_keys_file.as_deref().map(KeysFile::open).transpose()?;
+        let server = ServerConfig {
+            key_entries: keys_file.as_ref().map(|file| file.entries.clone()).unwrap_or_default(),
+            ..with_socket(settings.server, args, environment)?
         };
-        let parsers = parser_flags(&args.compose.chat)?;
         Ok(Self {
-            api_keys: api_keys(network, environment)?,
-            keys_file: network.api_keys_file.as_deref().map(KeysFile::open).transpose()?,
-            share_prefix_cache: network.share_prefix_cache,
-            connection: connection(network, environment)?,
-            shutdown_timeout: Duration::from_secs_f64(network.shutdown_timeout),
-            shutdown_lag: Duration::from_secs_f64(network.shutdown_lag),
-            log_stats: !log.disable_log_stats,
-            uds: network.uds.clone(),
+            server,
+            keys_file,
+            log_stats: !args.log.disable_log_stats,
+            uds: args.network.uds.clone(),
             tls: tls(args),
-            cors: CorsConfig {
-                allowed_origins: TextList::flat(&network.allowed_origins),
-                allowed_methods: TextList::flat(&network.allowed_methods),
-                allowed_headers: TextList::flat(&network.allowed_headers),
-                allow_credentials: network.allow_credentials,
-            },
-            root_path: root_path(&network.root_path),
-            request_id_headers: network.enable_request_id_headers,
-            sse_keep_alive: seconds(answers.sse_keep_alive_interval),
-            track_load: answers.enable_server_load_tracking,
-            no_docs: network.disable_fastapi_docs,
-            api,
-            parsers,
-            tokenizer_info: network.enable_tokenizer_info_endpoint,
-            development: switch(environment, DEVELOPMENT)?,
-            store_responses: switch(environment, STORE)?,
-            log: RequestLog {
-                requests: log.enable_log_requests,
-                outputs: log.enable_log_outputs,
-                max_len: log.max_log_len,
-            },
-            media: images::media_settings(&args.compose.media, environment)?,
-            traces: traces(&args.compose.observe, environment)?,
-            kv_events: kv_events(&args.compose.engine, environment)?,
-            prefix_seed: prefix_seed(environment),
+            ..settings
         })
     }
 
@@ -149,12 +90,65 @@ impl Settings {
     /// # Errors
     /// Flags contradict each other, or a variable is invalid.
     pub(crate) fn in_process(args: &ComposeArgs, environment: &Environment<'_>) -> Result<Self> {
-        let traces = traces(&args.observe, environment)?;
-        let (kv_events, prefix_seed) = (kv_events(&args.engine, environment)?, prefix_seed(environment));
-        let (api, parsers) = (api_config(&args.chat)?, parser_flags(&args.chat)?);
-        let media = images::media_settings(&args.media, environment)?;
-        Ok(Self { api, parsers, media, traces, kv_events, prefix_seed, ..Self::default() })
+        let (names, reference) = (&args.model.served_model_name, args.model.reference());
+        let server = ServerConfig {
+            served_model_names: if names.is_empty() { vec![reference.to_owned()] } else { names.clone() },
+            model_root: reference.to_owned(),
+            seed: args.sampling.seed,
+            min_priority: args.engine.min_priority.unwrap_or(i64::MIN),
+            api: api_config(&args.chat)?,
+            ..ServerConfig::default()
+        };
+        Ok(Self {
+            server,
+            parsers: parser_flags(&args.chat)?,
+            media: images::media_settings(&args.media, environment)?,
+            traces: traces(&args.observe, environment)?,
+            kv_events: kv_events(&args.engine, environment)?,
+            prefix_seed: prefix_seed(environment),
+            ..Self::default()
+        })
     }
+}
+
+/// Adds to a configuration what the flags of a server with a socket say.
+fn with_socket(server: ServerConfig, args: &ServeArgs, environment: &Environment<'_>) -> Result<ServerConfig> {
+    let (network, answers, log) = (&args.network, &args.answers, &args.log);
+    Ok(ServerConfig {
+        api_keys: api_keys(network, environment)?,
+        share_prefix_cache: network.share_prefix_cache,
+        connection: connection(network, environment)?,
+        shutdown_timeout: Duration::from_secs_f64(network.shutdown_timeout),
+        shutdown_lag: Duration::from_secs_f64(network.shutdown_lag),
+        cors: CorsConfig {
+            allowed_origins: TextList::flat(&network.allowed_origins),
+            allowed_methods: TextList::flat(&network.allowed_methods),
+            allowed_headers: TextList::flat(&network.allowed_headers),
+            allow_credentials: network.allow_credentials,
+        },
+        root_path: root_path(&network.root_path),
+        request_id_headers: network.enable_request_id_headers,
+        sse_keep_alive: seconds(answers.sse_keep_alive_interval),
+        track_load: answers.enable_server_load_tracking,
+        disable_docs: network.disable_fastapi_docs,
+        tokenizer_info: network.enable_tokenizer_info_endpoint,
+        development: switch(environment, DEVELOPMENT)?,
+        response_store: switch(environment, STORE)?.then(StoreLimits::default),
+        log: RequestLog {
+            requests: log.enable_log_requests,
+            outputs: log.enable_log_outputs,
+            max_len: log.max_log_len,
+        },
+        api: ApiConfig {
+            prompt_tokens_details: answers.enable_prompt_tokens_details,
+            request_metrics: answers.enable_per_request_metrics,
+            fingerprint: answers.fingerprint_mode,
+            force_include_usage: answers.enable_force_include_usage,
+            stream_interval: u32::try_from(answers.stream_interval).unwrap_or(u32::MAX),
+            ..server.api
+        },
+        ..server
+    })
 }
 
 fn api_keys(network: &NetworkArgs, environment: &Environment<'_>) -> Result<Vec<String>> {
@@ -214,11 +208,7 @@ fn connection(network: &NetworkArgs, environment: &Environment<'_>) -> Result<Co
 
 /// The configuration of logging, with the level `level` or that of the environment.
 pub(crate) fn log_config(args: &ObserveArgs, level: Option<&str>) -> LogConfig {
-    let format = match args.log_format {
-        cli::LogFormat::Text => LogFormat::Text,
-        cli::LogFormat::Json => LogFormat::Json,
-    };
-    LogConfig { level: level.map(str::to_owned), format }
+    LogConfig { level: level.map(str::to_owned), format: args.log_format }
 }
 
 fn traces(args: &ObserveArgs, environment: &Environment<'_>) -> Result<Option<TraceConfig>> {
@@ -332,11 +322,7 @@ pub(crate) fn engine_config(
             Some(0) => None,
             Some(time) => Some(Duration::from_millis(time as u64)),
         },
-        policy: match args.scheduling_policy {
-            Policy::Fcfs => SchedulingPolicy::Fcfs,
-            Policy::Priority => SchedulingPolicy::Priority,
-            Policy::Fair => SchedulingPolicy::Fair,
-        },
+        policy: args.scheduling_policy,
         enable_prefix_caching: args.enable_prefix_caching,
         prefix_seed: settings.prefix_seed.clone(),
         enable_chunked_prefill: args.enable_chunked_prefill,
@@ -352,41 +338,21 @@ pub(crate) fn server_config(
     settings: &Settings,
     model: &LoadedModel,
     max_model_len: usize,
-) -> ServerConfig {
-    let (names, reference) = (&args.model.served_model_name, args.model.reference());
+) -> Result<ServerConfig> {
     let vocab_size = model.program.vocab_size;
     let embedding = model.program.embedding().map(|id| &model.program.buffers[id.0]);
-    ServerConfig {
-        served_model_names: if names.is_empty() { vec![reference.to_owned()] } else { names.clone() },
-        model_root: reference.to_owned(),
+    let mut config = ServerConfig {
         max_model_len,
         vocab_size,
         embedding_size: embedding.map_or(0, |buffer| buffer.cols),
         eos_token_ids: model.eos_token_ids.clone(),
         sampling_defaults: model.sampling_defaults,
-        seed: args.sampling.seed,
-        api_keys: settings.api_keys.clone(),
-        key_entries: settings.keys_file.as_ref().map(|file| file.entries.clone()).unwrap_or_default(),
-        share_prefix_cache: settings.share_prefix_cache,
-        min_priority: args.engine.min_priority.unwrap_or(i64::MIN),
         max_logprobs: args.sampling.max_logprobs.unwrap_or(u32::try_from(vocab_size).unwrap_or(u32::MAX)),
-        connection: settings.connection,
-        shutdown_timeout: settings.shutdown_timeout,
-        shutdown_lag: settings.shutdown_lag,
-        cors: settings.cors.clone(),
-        root_path: settings.root_path.clone(),
-        request_id_headers: settings.request_id_headers,
-        sse_keep_alive: settings.sse_keep_alive,
-        track_load: settings.track_load,
-        disable_docs: settings.no_docs,
-        tokenizer_info: settings.tokenizer_info,
-        development: settings.development,
-        response_store: settings.store_responses.then(StoreLimits::default),
-        log: settings.log,
-        api: settings.api.clone(),
         pooling: vectors::pooling_config(args, &model.checkpoint, &model.program),
-        ..ServerConfig::default()
-    }
+        ..settings.server.clone()
+    };
+    (config.api.tools, config.api.reasoning) = settings.parsers.choose(&model.text)?;
+    Ok(config)
 }
 
 #[cfg(test)]

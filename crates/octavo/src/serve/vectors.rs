@@ -10,7 +10,7 @@ use octavo_server::{Activation, Matryoshka, PairFormat, PoolingConfig, PoolingKi
 use serde_json::{Map, Value};
 use tracing::info;
 
-use crate::cli::{self, ComposeArgs, Convert, VectorArgs};
+use crate::cli::{ComposeArgs, Convert, VectorArgs};
 
 /// Keys of `config.json` that may be overridden: those that only vectors depend on.
 const OVERRIDES: [&str; 8] = [
@@ -43,12 +43,12 @@ pub(crate) fn open_options(args: &VectorArgs) -> Result<OpenOptions> {
 
 fn runner(args: &VectorArgs) -> Result<Runner> {
     match (args.runner, args.convert) {
-        (cli::Runner::Generate, Convert::Embed | Convert::Classify) => {
+        (Runner::Generate, Convert::Embed | Convert::Classify) => {
             bail!("--convert makes a model return vectors, and --runner generate makes it generate text")
         }
-        (cli::Runner::Generate, _) => Ok(Runner::Generate),
-        (cli::Runner::Pooling, _) | (_, Convert::Embed | Convert::Classify) => Ok(Runner::Pooling),
-        (cli::Runner::Auto, Convert::Auto | Convert::None) => Ok(Runner::Auto),
+        (Runner::Generate, _) => Ok(Runner::Generate),
+        (Runner::Pooling, _) | (_, Convert::Embed | Convert::Classify) => Ok(Runner::Pooling),
+        (Runner::Auto, Convert::Auto | Convert::None) => Ok(Runner::Auto),
     }
 }
 

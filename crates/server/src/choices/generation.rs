@@ -4,9 +4,9 @@
 use octavo_engine::{FinishReason, RequestEvent, RequestStream, TokenOutput};
 use octavo_text::TextStream;
 
+use crate::api::shared::response::{Finish, StopReason};
 use crate::choices::Output;
 use crate::choices::parts::Parts;
-use crate::types::response::{Finish, StopReason};
 
 /// Drives a [`RequestStream`] through a [`TextStream`] and [`Parts`]. Dropping it aborts the sequence.
 pub(crate) struct Generation {
@@ -39,12 +39,7 @@ enum Source {
 
 impl Generation {
     /// Creates a sequence; `stream` is `None` if there is nothing to generate.
-    pub(crate) fn new(
-        index: u32,
-        stream: Option<RequestStream>,
-        (text, parts): (TextStream, Parts),
-        pace: Pace,
-    ) -> Self {
+    pub(crate) fn new(index: u32, stream: Option<RequestStream>, text: TextStream, parts: Parts, pace: Pace) -> Self {
         let source = stream.map_or(Source::Nothing, Source::Engine);
         Self { index, source, event: RequestEvent::default(), taken: 0, text, parts, pace }
     }

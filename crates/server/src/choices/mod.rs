@@ -12,15 +12,17 @@ use octavo_engine::{EngineState, FinishReason, Logprobs, PromptImage, Request, S
 use octavo_telemetry::{Rejection, TracedRequest};
 use octavo_text::{Grammar, OutputDelta, TextStream};
 
-use crate::app::{App, AppState};
+use crate::api::shared::model::ResolvedModel;
+use crate::api::shared::response::Finish;
+use crate::api::shared::restrictions::Restrictions;
+use crate::api::shared::sampling::Sampling;
+use crate::app::AppState;
 use crate::caller::Origin;
 use crate::error::ApiError;
 use crate::keys::Meter;
-use crate::params::Sampling;
-use crate::request_log::{self, OutputLog};
-use crate::restrictions::Restrictions;
+use crate::request_log;
+use crate::request_log::OutputLog;
 use crate::trace::TracedSequences;
-use crate::types::response::Finish;
 use crate::workers::take_turns;
 
 use generation::{Generation, Pace};
@@ -39,6 +41,7 @@ pub(crate) struct PreparedPrompt {
 /// The settings that all sequences of a request share.
 pub(crate) struct Submission {
     pub(crate) request_id: String,
+    pub(crate) model: ResolvedModel,
     pub(crate) prompts: Vec<PreparedPrompt>,
     pub(crate) sampling: Sampling,
     pub(crate) restrictions: Restrictions,
@@ -50,9 +53,9 @@ pub(crate) struct Submission {
 
 impl Submission {
     /// The attributes of its span.
-    fn describe(&self, app: &App, request: &mut TracedRequest) {
+    fn describe(&self, request: &mut TracedRequest) {
         let (temperature, top_p) = self.sampling.temperature_and_top_p();
-        request.model = app.model.to_string();
+        request.model = self.model.name().to_string();
         request.n = Some(self.sampling.n);
         request.temperature = Some(temperature);
         request.top_p = Some(top_p);
@@ -116,7 +119,7 @@ impl Choices {
         }
         let n = submission.sampling.n;
         let sequences = submission.prompts.len() * n as usize;
-        let mut traced = TracedSequences::new(&submission.origin.trace, |request| submission.describe(state, request));
+        let mut traced = TracedSequences::new(&submission.origin.trace, |request| submission.describe(request));
         let mut running = SelectAll::new();
         for index in 0..sequences {
             take_turns()?;
@@ -184,34 +187,42 @@ impl Drop for Choices {
 
 fn start(state: &AppState, submission: &Submission, index: usize) -> Result<Generation, ApiError> {
     let Submission { prompts, sampling, .. } = submission;
-    let (prompt, child) = (&prompts[index / sampling.n as usize], index as u32 % sampling.n);
+    let prompt = &prompts[index / sampling.n as usize];
     let text = TextStream::new(Arc::clone(&state.text.tokenizer), &prompt.tokens, sampling.text.clone());
-    let sinks = (text, Parts::new(&submission.parsing));
+    let parts = Parts::new(&submission.parsing);
     let pace = Pace { include_stop: sampling.includes_stop(), interval: submission.interval };
-    if prompt.max_tokens == 0 && !sampling.scores_prompt() {
-        return Ok(Generation::new(index as u32, None, sinks, pace));
-    }
+    let stream = if prompt.max_tokens == 0 && !sampling.scores_prompt() {
+        None
+    } else {
+        let request = build_request(state, submission, index);
+        if index == 0 {
+            let prompts = prompts.iter().map(|prompt| &*prompt.tokens);
+            request_log::received(state, &submission.request_id, sampling.n, &request, prompts);
+        }
+        Some(submit(state, request)?)
+    };
+    Ok(Generation::new(index as u32, stream, text, parts, pace))
+}
+
+/// The request of one sequence to the engine.
+fn build_request(state: &AppState, submission: &Submission, index: usize) -> Request {
+    let Submission { prompts, sampling, origin, .. } = submission;
+    let (prompt, child) = (&prompts[index / sampling.n as usize], index as u32 % sampling.n);
     let single = prompts.len() == 1 && sampling.n == 1;
-    let request = Request {
+    Request {
         id: if single { submission.request_id.clone() } else { format!("{}-{index}", submission.request_id) },
         prompt: Arc::clone(&prompt.tokens),
         params: Arc::new(sampling.for_sequence(child, prompt.max_tokens, &state.seeds)),
-        priority: submission.origin.priority,
-        client: submission.origin.client,
-        arrival: submission.origin.arrival,
-        cache_salt: submission.origin.cache_salt.clone(),
+        priority: origin.priority,
+        client: origin.client,
+        arrival: origin.arrival,
+        cache_salt: origin.cache_salt.clone(),
         constraint: submission.restrictions.constraint(),
         images: Arc::clone(&prompt.images),
         second_text: None,
         parent_n: (child == 0).then_some(sampling.n),
         task: octavo_engine::Task::Generate,
-    };
-    if index == 0 {
-        let prompts = prompts.iter().map(|prompt| &*prompt.tokens);
-        request_log::received(state, (&submission.request_id, sampling.n), &request, prompts);
     }
-    let stream = submit(state, request)?;
-    Ok(Generation::new(index as u32, Some(stream), sinks, pace))
 }
 
 /// Submits a request to the engine.

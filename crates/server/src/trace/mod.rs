@@ -11,13 +11,12 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
 use bytes::Bytes;
-use http::Method;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use octavo_telemetry::{HttpOutcome, RequestSpan, TraceParent, TracedRequest, Tracer};
 use tracing::field::{Empty, display};
 use tracing::{Instrument, Span};
 
-use crate::load;
+use crate::route_table::Route;
 
 pub(crate) use sequences::TracedSequences;
 
@@ -25,7 +24,7 @@ pub(crate) use sequences::TracedSequences;
 /// disconnected.
 pub(crate) async fn follow(State(tracer): State<Tracer>, mut request: Request, next: Next) -> Response {
     let path = request.extensions().get::<MatchedPath>().cloned();
-    let trace = RequestTrace::new(tracer, &request, path.as_ref());
+    let trace = RequestTrace::new(tracer, &request);
     request.extensions_mut().insert(trace.clone());
     let log = trace.log.clone();
     let mut following = Following { trace, path, status: None };
@@ -63,7 +62,7 @@ impl Default for RequestTrace {
 }
 
 impl RequestTrace {
-    fn new(tracer: Tracer, request: &Request, path: Option<&MatchedPath>) -> Self {
+    fn new(tracer: Tracer, request: &Request) -> Self {
         let header = |name| request.headers().get(name).and_then(|value| value.to_str().ok());
         let parent = TraceParent::read(header("traceparent"), header("tracestate"));
         // At the error level, so that it exists at every log level.
@@ -72,8 +71,7 @@ impl RequestTrace {
         if let Some(trace_id) = parent.trace_id() {
             log.record("trace_id", display(trace_id));
         }
-        let generates = *request.method() == Method::POST && path.is_some_and(|path| load::generates(path.as_str()));
-        let tracer = if generates { tracer } else { Tracer::default() };
+        let tracer = if Route::generates(request) { tracer } else { Tracer::default() };
         Self { log, begun: Arc::new(Mutex::new(Begun::No { tracer, parent })) }
     }
 

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use octavo_server::Activation;
 use octavo_text::{SpecialTokens, Tokenizer};
 use serde_json::{Value, json};
 
@@ -31,17 +30,6 @@ async fn they_are_counted_while_they_run_and_end_with_their_client() {
         drop(gate);
         server.idle().await;
     }
-}
-
-#[tokio::test]
-async fn they_have_the_time_limit_of_all_requests() {
-    let (mut setup, gate) = Setup::classifier(&["only"], Activation::Sigmoid).gated();
-    setup.config.request_timeout = Some(Duration::from_millis(50));
-    let server = setup.start().await;
-    let body = json!({"query": "a", "documents": ["b", "c"]});
-    assert_eq!(refused(&server, "/rerank", body, 504).await, "The request did not finish within 0.05 seconds.");
-    drop(gate);
-    server.idle().await;
 }
 
 #[tokio::test]

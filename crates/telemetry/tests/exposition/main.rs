@@ -13,8 +13,7 @@ use octavo_telemetry::{
 use parser::{Family, parse};
 use proptest::prelude::*;
 
-const ROUTES: &[(&str, &str)] =
-    &[("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("GET", "/v1/models"), ("GET", "/health")];
+const ROUTES: &[(&str, &str)] = &[("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("GET", "/v1/models")];
 
 const LATENCY: &[f64] = &[
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
@@ -319,8 +318,6 @@ fn http_series_are_fixed_whatever_clients_send() {
     let before = telemetry.render().lines().filter(|l| l.starts_with("http_")).count();
     exchange(&http, "POST", Some("/v1/chat/completions"), 200);
     exchange(&http, "POST", Some("/v1/chat/completions"), 404);
-    exchange(&http, "GET", Some("/health"), 200);
-    exchange(&http, "GET", Some("/metrics"), 200);
     exchange(&http, "PROPFIND", None, 404);
     exchange(&http, "GET", Some("/v1/surprise"), 700);
     http.rejected(Rejection::Requests);
@@ -337,7 +334,6 @@ fn http_series_are_fixed_whatever_clients_send() {
     assert_eq!(count("/v1/models", "GET", "2xx"), 0.0);
     assert_eq!(count("none", "OTHER", "4xx"), 1.0);
     assert_eq!(count("none", "GET", "5xx"), 1.0);
-    assert!(!requests.label_values("handler").contains(&"/health"));
 
     let chat = [("handler", "/v1/chat/completions")];
     let duration = family(&families, "http_request_duration_seconds");

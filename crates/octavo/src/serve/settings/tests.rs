@@ -1,5 +1,8 @@
 use std::ffi::OsString;
 
+use octavo_engine::SchedulingPolicy;
+use octavo_server::FingerprintMode;
+use octavo_telemetry::LogFormat;
 use octavo_text::{ReasoningSyntax, ToolSyntax};
 
 use super::*;
@@ -21,12 +24,12 @@ fn settings(line: &[&str]) -> Result<Settings> {
 fn what_is_told_of_requests_arrives() {
     let line = ["--enable-per-request-metrics", "--fingerprint-mode", "hash", "--enable-tokenizer-info-endpoint"];
     let given = settings(&line).unwrap();
-    assert_eq!((given.api.request_metrics, given.api.fingerprint), (true, FingerprintMode::Hash));
-    assert!(given.tokenizer_info);
-    assert_eq!(given.log, RequestLog::default());
+    assert_eq!((given.server.api.request_metrics, given.server.api.fingerprint), (true, FingerprintMode::Hash));
+    assert!(given.server.tokenizer_info);
+    assert_eq!(given.server.log, RequestLog::default());
     let line = ["--enable-log-requests", "--enable-log-outputs", "--max-log-len", "10"];
     let log = RequestLog { requests: true, outputs: true, max_len: Some(10) };
-    assert_eq!(settings(&line).unwrap().log, log);
+    assert_eq!(settings(&line).unwrap().server.log, log);
     assert!(settings(&["--enable-log-outputs"]).unwrap_err().to_string().contains("--enable-log-requests"));
 }
 
@@ -105,14 +108,17 @@ fn values_arrive_in_their_units() {
         refresh: Some(CERTIFICATE_REFRESH),
     };
     assert_eq!(settings.tls, Some(tls));
-    assert_eq!(settings.root_path, "/llm");
-    assert_eq!(settings.cors.allowed_origins, ["http://a", "http://b"]);
-    assert_eq!((settings.cors.allowed_methods, settings.cors.allowed_headers), (vec!["*".into()], vec!["*".into()]));
-    assert_eq!(settings.sse_keep_alive, Some(Duration::from_millis(2500)));
-    assert_eq!(settings.shutdown_timeout, Duration::from_secs(3));
-    assert_eq!(settings.connection.max_head_bytes, 1 << 20);
+    assert_eq!(settings.server.root_path, "/llm");
+    assert_eq!(settings.server.cors.allowed_origins, ["http://a", "http://b"]);
+    assert_eq!(
+        (settings.server.cors.allowed_methods, settings.server.cors.allowed_headers),
+        (vec!["*".into()], vec!["*".into()])
+    );
+    assert_eq!(settings.server.sse_keep_alive, Some(Duration::from_millis(2500)));
+    assert_eq!(settings.server.shutdown_timeout, Duration::from_secs(3));
+    assert_eq!(settings.server.connection.max_head_bytes, 1 << 20);
     assert!(!settings.log_stats);
-    assert_eq!(settings.api_keys, ["a", "b"]);
+    assert_eq!(settings.server.api_keys, ["a", "b"]);
 }
 
 #[test]
@@ -120,8 +126,8 @@ fn the_keep_alive_time_is_a_variable() {
     let with = |value: &'static str| {
         Settings::of_server(&args(&[]), &move |name: &str| (name == KEEP_ALIVE).then(|| value.to_owned()))
     };
-    assert_eq!(with("5").unwrap().connection.head_timeout, Duration::from_secs(5));
-    assert_eq!(with("").unwrap().connection, ConnectionLimits::default());
+    assert_eq!(with("5").unwrap().server.connection.head_timeout, Duration::from_secs(5));
+    assert_eq!(with("").unwrap().server.connection, ConnectionLimits::default());
     let error = with("soon").unwrap_err().to_string();
     assert!(error.contains("VLLM_HTTP_TIMEOUT_KEEP_ALIVE='soon'"), "{error}");
 }
@@ -135,7 +141,11 @@ fn development_routes_and_stored_responses_are_enabled_by_variables() {
         for (value, enabled) in [("1", true), ("0", false), ("", false)] {
             let settings = with(value).unwrap();
             let expected = if variable == STORE { (false, enabled) } else { (enabled, false) };
-            assert_eq!((settings.development, settings.store_responses), expected, "{variable}={value}");
+            assert_eq!(
+                (settings.server.development, settings.server.response_store.is_some()),
+                expected,
+                "{variable}={value}"
+            );
         }
         let error = with("on").unwrap_err().to_string();
         assert!(error.contains(&format!("{variable}='on' is neither 0 nor 1")), "{error}");
@@ -153,20 +163,20 @@ fn an_empty_secret_opens_no_server() {
         let set = move |name: &str| (name == "OCTAVO_API_KEY").then(|| value.to_owned());
         assert!(Settings::of_server(&args(&["--api-key", "k"]), &set).is_ok());
         let vllms = move |name: &str| (name == "VLLM_API_KEY").then(|| value.to_owned());
-        assert_eq!(Settings::of_server(&args(&[]), &vllms).unwrap().api_keys, [""; 0]);
+        assert_eq!(Settings::of_server(&args(&[]), &vllms).unwrap().server.api_keys, [""; 0]);
     }
 }
 
 #[test]
 fn vllms_variable_sets_a_key_unless_a_flag_does() {
     let set = |name: &str| (name == "VLLM_API_KEY").then(|| "v".to_owned());
-    assert_eq!(Settings::of_server(&args(&[]), &set).unwrap().api_keys, ["v"]);
-    assert_eq!(Settings::of_server(&args(&["--api-key", "k", "l"]), &set).unwrap().api_keys, ["k", "l"]);
+    assert_eq!(Settings::of_server(&args(&[]), &set).unwrap().server.api_keys, ["v"]);
+    assert_eq!(Settings::of_server(&args(&["--api-key", "k", "l"]), &set).unwrap().server.api_keys, ["k", "l"]);
 }
 
 #[test]
 fn bodies_as_large_as_allowed_have_room() {
-    let of = |line: &[&str]| Settings::of_server(&args(line), &|_: &str| None).unwrap().connection;
+    let of = |line: &[&str]| Settings::of_server(&args(line), &|_: &str| None).unwrap().server.connection;
     assert_eq!(of(&[]), ConnectionLimits::default());
     assert_eq!(ConnectionLimits::default().max_body_bytes, 100 << 20);
     let small = of(&["--max-body-bytes", "1000"]);

@@ -1,13 +1,14 @@
-//! The description of the API: written by hand, beside the vocabulary of its fields.
+//! The description of the API: written by hand, beside the vocabulary of its fields. The table of routes adds which
+//! operations need a key.
 
 use std::collections::HashSet;
 use std::sync::LazyLock;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::page::Page;
-use crate::app::served;
 use crate::config::ServerConfig;
+use crate::route_table::{ROUTES, Route, served};
 
 /// Everything but the schemas.
 const PATHS: &str = include_str!("paths.json");
@@ -19,8 +20,23 @@ const SCHEMAS: &str = include_str!("schemas.json");
 static DOCUMENT: LazyLock<Value> = LazyLock::new(|| {
     let mut document: Value = serde_json::from_str(PATHS).expect("the paths are JSON");
     document["components"]["schemas"] = serde_json::from_str(SCHEMAS).expect("the schemas are JSON");
+    for route in ROUTES {
+        let Some(operation) = document["paths"][&described_path(route)].get_mut(route.method.to_lowercase()) else {
+            continue;
+        };
+        if route.open {
+            operation["security"] = json!([]);
+        } else {
+            operation["responses"]["401"] = json!({"$ref": "#/components/responses/401"});
+        }
+    }
     document
 });
+
+/// The path under which a route is described. The router marks what may have slashes in it.
+fn described_path(route: &Route) -> String {
+    route.path.replace("{*", "{")
+}
 
 /// The document of a server: with its version, its names as examples of a model, and without routes that it does not serve.
 pub(super) fn page(config: &ServerConfig) -> Page {
@@ -31,8 +47,7 @@ pub(super) fn page(config: &ServerConfig) -> Page {
         if !config.tokenizer_info {
             paths.remove("/tokenizer_info");
         }
-        // The router marks what may have slashes in it.
-        let served: HashSet<String> = served(config).iter().map(|(_, path, _)| path.replace("{*", "{")).collect();
+        let served: HashSet<String> = served(config).map(described_path).collect();
         paths.retain(|path, _| served.contains(path));
     }
     Page::json(document.to_string().into_bytes())
@@ -43,7 +58,6 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::app::{development_routes, routes};
 
     /// Every object of a document that has `key`, with the value there.
     fn having<'a>(node: &'a Value, key: &str, found: &mut Vec<&'a Value>) {
@@ -69,11 +83,7 @@ mod tests {
     }
 
     fn all() -> BTreeSet<String> {
-        routes()
-            .iter()
-            .chain(&development_routes())
-            .map(|(method, path, _)| format!("{method} {}", path.replace("{*", "{")))
-            .collect()
+        ROUTES.iter().map(|route| format!("{} {}", route.method, described_path(route))).collect()
     }
 
     fn names(document: &Value) -> BTreeSet<String> {
@@ -102,8 +112,6 @@ mod tests {
         let document = &*DOCUMENT;
         let tags: Vec<_> = document["tags"].as_array().unwrap().iter().map(|tag| &tag["name"]).collect();
         let mut ids = BTreeSet::new();
-        let development: Vec<_> =
-            development_routes().iter().map(|(method, path, _)| format!("{method} {path}")).collect();
         for (name, operation) in operations(document) {
             assert!(ids.insert(operation["operationId"].as_str().unwrap()), "{name}");
             assert!(operation["summary"].is_string(), "{name}");
@@ -116,7 +124,7 @@ mod tests {
             let body = &operation["requestBody"]["content"]["application/json"];
             assert_eq!(
                 body["schema"].is_object(),
-                name.starts_with("POST") && name != "POST /ping" && !stored && !development.contains(&name),
+                name.starts_with("POST") && name != "POST /ping" && !stored && operation["tags"][0] != "Development",
                 "{name}"
             );
             assert_eq!(body["schema"].is_object(), body["example"].is_object(), "{name}");

@@ -1,0 +1,92 @@
+//! GET /v1/models and GET /v1/models/{model}
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::response::{IntoResponse, Response};
+use uuid::Uuid;
+
+use crate::api::shared::response::Null;
+use crate::app::{App, AppState};
+use crate::error::ApiError;
+use serde::Serialize;
+
+/// GET /v1/models.
+#[derive(Serialize)]
+struct ModelList<'a> {
+    object: &'static str,
+    data: Vec<ModelCard<'a>>,
+}
+
+#[derive(Serialize)]
+struct ModelCard<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    owned_by: &'static str,
+    root: &'a str,
+    parent: Null,
+    max_model_len: usize,
+    permission: [ModelPermission; 1],
+}
+
+#[derive(Serialize)]
+struct ModelPermission {
+    id: String,
+    object: &'static str,
+    created: u64,
+    allow_create_engine: bool,
+    allow_sampling: bool,
+    allow_logprobs: bool,
+    allow_search_indices: bool,
+    allow_view: bool,
+    allow_fine_tuning: bool,
+    organization: &'static str,
+    group: Null,
+    is_blocking: bool,
+}
+
+/// One card for each served name.
+pub(crate) async fn handle(State(state): State<AppState>) -> Response {
+    let config = &state.config;
+    Json(ModelList { object: "list", data: config.served_model_names.iter().map(|id| card(id, &state)).collect() })
+        .into_response()
+}
+
+/// The card of one served name. A slash in it may be written as `%2F`.
+pub(crate) async fn one(State(state): State<AppState>, Path(model): Path<String>) -> Response {
+    let names = &state.config.served_model_names;
+    match names.iter().find(|name| **name == model) {
+        Some(name) => Json(card(name, &state)).into_response(),
+        None => ApiError::model_not_found(&model, names).into_response(),
+    }
+}
+
+fn card<'a>(id: &'a str, state: &'a App) -> ModelCard<'a> {
+    ModelCard {
+        id,
+        object: "model",
+        created: state.started,
+        owned_by: "vllm",
+        root: &state.config.model_root,
+        parent: Null,
+        max_model_len: state.config.max_model_len,
+        permission: [permission(state.started)],
+    }
+}
+
+fn permission(created: u64) -> ModelPermission {
+    ModelPermission {
+        id: format!("modelperm-{}", Uuid::new_v4().simple()),
+        object: "model_permission",
+        created,
+        allow_create_engine: false,
+        allow_sampling: true,
+        allow_logprobs: true,
+        allow_search_indices: false,
+        allow_view: true,
+        allow_fine_tuning: false,
+        organization: "*",
+        group: Null,
+        is_blocking: false,
+    }
+}

@@ -1,0 +1,95 @@
+//! Bodies of requests for vectors and scores.
+
+mod cohere;
+mod embeddings;
+mod encoding;
+mod scoring;
+mod task;
+
+use crate::api::chat::request::ChatRequest;
+use crate::api::completions::request::{Prompt, prompts};
+use crate::api::shared::common::{Truncation, cache_salt, request_id, truncation};
+use crate::api::shared::fields::Fields;
+use crate::error::ApiError;
+
+pub(crate) use cohere::{CohereInput, CohereRequest, CohereType};
+pub(crate) use embeddings::EmbeddingRequest;
+pub(crate) use encoding::{ByteOrder, ElementType, Encoding, Format};
+pub(crate) use scoring::{RerankRequest, ScoreRequest, ScoringFields, names_queries};
+pub(crate) use task::{PoolingRequest, PoolingTask};
+
+/// Fields of earlier releases of vLLM that `use_activation` replaces. They would change the answer.
+const REMOVED: [&str; 3] = ["activation", "normalize", "softmax"];
+
+/// The fields that all requests for vectors and scores share.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct PoolingFields {
+    pub(crate) model: Option<String>,
+    pub(crate) truncation: Option<Truncation>,
+    /// Whether vectors are normalised or scores are activated; `None` for the model's default.
+    pub(crate) use_activation: Option<bool>,
+    pub(crate) priority: i64,
+    pub(crate) request_id: Option<String>,
+    pub(crate) cache_salt: Option<String>,
+}
+
+impl PoolingFields {
+    fn read(fields: &mut Fields<'_>) -> Self {
+        for name in REMOVED {
+            if fields.raw(name).is_some() {
+                let message = format_args!("Parameter `{name}` was removed; use `use_activation` instead.");
+                fields.value_error(name, message);
+            }
+        }
+        for (name, off) in
+            [("padding", r#""do_not_pad""#), ("mm_processor_kwargs", "null"), ("media_io_kwargs", "null")]
+        {
+            if fields.raw(name).is_some_and(|raw| raw.get() != off) {
+                fields.value_error(name, format_args!("`{name}` is not supported by this server."));
+            }
+        }
+        Self {
+            model: fields.get("model"),
+            truncation: truncation(fields),
+            use_activation: fields.get("use_activation"),
+            priority: fields.get("priority").unwrap_or(0),
+            request_id: request_id(fields),
+            cache_salt: cache_salt(fields),
+        }
+    }
+}
+
+/// The texts of a request.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Input {
+    Prompts { prompts: Vec<Prompt>, add_special_tokens: bool },
+    Conversation(Box<ChatRequest>),
+}
+
+impl Input {
+    /// Reads the input of a body. By default, a prompt of messages ends with the start of an answer if `starts_answer`.
+    fn read(fields: &mut Fields<'_>, body: &[u8], starts_answer: bool) -> Result<Self, ApiError> {
+        if fields.raw("messages").is_none() {
+            let add_special_tokens = fields.get("add_special_tokens").unwrap_or(true);
+            return Ok(Self::Prompts { prompts: prompts(fields, "input"), add_special_tokens });
+        }
+        Ok(Self::Conversation(Box::new(ChatRequest::parse_with(body, starts_answer)?)))
+    }
+}
+
+/// A well-formed classification request.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ClassifyRequest {
+    pub(crate) common: PoolingFields,
+    pub(crate) input: Input,
+}
+
+impl ClassifyRequest {
+    /// Reads a body.
+    pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        let request = Self { common: PoolingFields::read(&mut fields), input: Input::read(&mut fields, body, false)? };
+        fields.finish()?;
+        Ok(request)
+    }
+}
