@@ -12,6 +12,8 @@ mod image_tests;
 #[cfg(test)]
 mod properties;
 #[cfg(test)]
+mod sharing_properties;
+#[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;
@@ -457,7 +459,8 @@ impl EngineLoop {
         }
     }
 
-    /// Ends the requests of a step that failed. Returns a fatal error to the caller.
+    /// Ends the requests of a step that failed, and those of the step after it that read what it was to write. Returns a
+    /// fatal error to the caller.
     fn fail_step(&mut self, record: StepRecord, error: ExecutorError) -> Result<(), ExecutorError> {
         tracing::error!(step = record.step, fatal = error.fatal, "step failed: {error}");
         let now = Instant::now();
@@ -465,7 +468,9 @@ impl EngineLoop {
         for row in &record.rows {
             self.end(row.key, Last::default(), FinishReason::Error(message.clone()), now);
         }
-        self.scheduler.images_mut().withdraw(record.step);
+        for key in self.scheduler.withdraw(record.step) {
+            self.end(key, Last::default(), FinishReason::Error(message.clone()), now);
+        }
         self.spare_records.push(record);
         self.settling = true;
         self.settled();
