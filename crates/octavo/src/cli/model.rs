@@ -124,9 +124,10 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_enum, default_value_t = Dtype::Auto, hide_possible_values = true)]
     pub(crate) dtype: Dtype,
 
-    /// Data type of the KV cache: auto or int8_per_token_head.
+    /// Data type of the KV cache: auto, fp8 or int8_per_token_head.
     ///
-    /// `auto` is bfloat16; int8_per_token_head takes about half the memory.
+    /// `auto` is bfloat16. `fp8` (e4m3) takes half the memory, and int8_per_token_head, which is more exact, a little more.
+    /// On a GPU, the type is that of --dtype.
     #[arg(long, default_value = "auto", value_name = "DTYPE")]
     pub(crate) kv_cache_dtype: String,
 
