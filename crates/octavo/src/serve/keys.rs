@@ -131,7 +131,7 @@ fn entry(item: &Node) -> Result<KeyEntry, Fault> {
         if seen.contains(&field) {
             return fault(value.line, format!("'{field}' is there twice"));
         }
-        set(&mut entry, &field, value)?;
+        set_field(&mut entry, &field, value)?;
         seen.push(field);
     }
     if entry.name.is_empty() {
@@ -143,7 +143,7 @@ fn entry(item: &Node) -> Result<KeyEntry, Fault> {
     Ok(entry)
 }
 
-fn set(entry: &mut KeyEntry, field: &str, value: &Node) -> Result<(), Fault> {
+fn set_field(entry: &mut KeyEntry, field: &str, value: &Node) -> Result<(), Fault> {
     match field {
         NAME => {
             let name = text(field, value)?;
