@@ -116,5 +116,5 @@ fn line(report: &Report) -> String {
 }
 
 fn resident(server: &Server) -> u64 {
-    ProcessUsage::of(server.pid()).map_or(0, |usage| usage.resident_bytes >> 10)
+    ProcessUsage::of_process(server.pid()).map_or(0, |usage| usage.resident_bytes >> 10)
 }

@@ -89,14 +89,14 @@ impl Process {
 
     /// Returns their total CPU time.
     pub(super) fn cpu(&self) -> Duration {
-        self.tree().into_iter().filter_map(ProcessUsage::of).map(|usage| usage.cpu).sum()
+        self.tree().into_iter().filter_map(ProcessUsage::of_process).map(|usage| usage.cpu).sum()
     }
 
     /// Returns their total memory.
     pub(super) fn memory(&self) -> Memory {
         let mut memory = Memory::default();
         for pid in self.tree() {
-            let resident = ProcessUsage::of(pid).map_or(0, |usage| usage.resident_bytes);
+            let resident = ProcessUsage::of_process(pid).map_or(0, |usage| usage.resident_bytes);
             let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
             memory.resident += resident;
             memory.proportional += kib(&rollup, "Pss:").map_or(resident, |kib| kib << 10);

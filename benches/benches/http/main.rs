@@ -131,9 +131,9 @@ impl Row {
         // After the warm-up, threads, connection buffers and the allocator's arenas exist.
         let warm_up = LoadConfig { requests: requests.min(2 * connections + 20), seed: 1, ..config.clone() };
         load::run(&warm_up).await?;
-        let before = ProcessUsage::of(server.pid()).ok_or("the server's usage cannot be read")?;
+        let before = ProcessUsage::of_process(server.pid()).ok_or("the server's usage cannot be read")?;
         let report = load::run(&config).await?;
-        let after = ProcessUsage::of(server.pid()).ok_or("the server's usage cannot be read")?;
+        let after = ProcessUsage::of_process(server.pid()).ok_or("the server's usage cannot be read")?;
         if let Some(error) = report.records.iter().find_map(|record| record.error.as_ref()) {
             return Err(format!("{} of {requests} requests failed, one with: {error}", report.failed).into());
         }
@@ -199,7 +199,7 @@ struct Idle {
 async fn idle_connections(connections: usize) -> Result<Idle, Box<dyn Error>> {
     let server = ServerProcess::start(Stack::Server, Duration::ZERO)?;
     let target = Target::new(&server.url, None)?;
-    let resident = || ProcessUsage::of(server.pid()).map(|usage| usage.resident_bytes).ok_or("no usage");
+    let resident = || ProcessUsage::of_process(server.pid()).map(|usage| usage.resident_bytes).ok_or("no usage");
     // The first connections also make the server's threads touch their memory.
     let mut warm = open(&target, 16).await?;
     let bytes_before = resident()?;

@@ -22,7 +22,7 @@ pub struct Summary {
 
 impl Summary {
     /// Summarises finite values; `None` without values. Percentiles are between 0 and 100.
-    pub fn of(mut values: Vec<f64>, percentiles: &[f64]) -> Option<Self> {
+    pub fn new(mut values: Vec<f64>, percentiles: &[f64]) -> Option<Self> {
         if values.is_empty() {
             return None;
         }
@@ -79,7 +79,7 @@ mod tests {
             assert!((percentile(&sorted, percent) - expected).abs() < 1e-12, "{percent}");
         }
         assert_eq!(percentile(&[5.0], 99.0), 5.0);
-        assert_eq!(Summary::of(Vec::new(), &[99.0]), None);
+        assert_eq!(Summary::new(Vec::new(), &[99.0]), None);
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub struct ProcessUsage {
 
 impl ProcessUsage {
     /// The usage of a process by its id, where the system has `/proc`.
-    pub fn of(pid: u32) -> Option<Self> {
+    pub fn of_process(pid: u32) -> Option<Self> {
         Self::read(&pid.to_string())
     }
 
@@ -48,7 +48,7 @@ mod tests {
     fn this_process_uses_memory() {
         let own = ProcessUsage::own().unwrap();
         assert!(own.resident_bytes > 100_000 && own.threads >= 1);
-        assert!(ProcessUsage::of(std::process::id()).is_some());
-        assert_eq!(ProcessUsage::of(u32::MAX), None);
+        assert!(ProcessUsage::of_process(std::process::id()).is_some());
+        assert_eq!(ProcessUsage::of_process(u32::MAX), None);
     }
 }

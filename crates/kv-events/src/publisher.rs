@@ -17,7 +17,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::address::Address;
 use crate::message::encode;
-use crate::zmtp::{Kind, Wish, handshake, message, read_frame};
+use crate::zmtp::{SocketKind, Wish, handshake, message, read_frame};
 use crate::{Batch, Frames, KvEventsConfig, KvEventsError, Sink};
 
 /// Sequence number that ends a replay.
@@ -201,16 +201,16 @@ fn topics(wanted: &Mutex<Vec<Bytes>>) -> MutexGuard<'_, Vec<Bytes>> {
 
 /// Publishes until the engine is gone.
 async fn run(shared: Arc<Shared>, mut batches: mpsc::Receiver<Batch>, endpoint: Door, replay: Option<Door>) {
-    tokio::spawn(serve(Arc::clone(&shared), endpoint, Kind::Publish));
+    tokio::spawn(serve(Arc::clone(&shared), endpoint, SocketKind::Publish));
     if let Some(replay) = replay {
-        tokio::spawn(serve(Arc::clone(&shared), replay, Kind::Route));
+        tokio::spawn(serve(Arc::clone(&shared), replay, SocketKind::Route));
     }
     while let Some(batch) = batches.recv().await {
         shared.publish(&batch);
     }
 }
 
-async fn serve(shared: Arc<Shared>, door: Door, kind: Kind) {
+async fn serve(shared: Arc<Shared>, door: Door, kind: SocketKind) {
     loop {
         let accepted = match &door {
             Door::Tcp(listener) => accept(listener).await.map(|stream| {
@@ -237,7 +237,7 @@ async fn serve(shared: Arc<Shared>, door: Door, kind: Kind) {
 }
 
 /// Serves one connection until it ends.
-async fn peer(shared: &Shared, mut stream: impl AsyncRead + AsyncWrite + Unpin, kind: Kind) {
+async fn peer(shared: &Shared, mut stream: impl AsyncRead + AsyncWrite + Unpin, kind: SocketKind) {
     {
         let mut state = shared.state();
         if state.peers >= MAX_PEERS {
@@ -249,7 +249,7 @@ async fn peer(shared: &Shared, mut stream: impl AsyncRead + AsyncWrite + Unpin, 
     let ended = match timeout(HANDSHAKE, handshake(&mut stream, kind)).await {
         Err(_) => Err(io::ErrorKind::TimedOut.into()),
         Ok(Err(error)) => Err(error),
-        Ok(Ok(())) if kind == Kind::Publish => subscriber(shared, stream).await,
+        Ok(Ok(())) if kind == SocketKind::Publish => subscriber(shared, stream).await,
         Ok(Ok(())) => replay(shared, stream).await,
     };
     shared.state().peers -= 1;
@@ -277,7 +277,7 @@ async fn listen(
     answer: mpsc::Sender<Bytes>,
 ) -> io::Result<()> {
     loop {
-        match Wish::of(&read_frame(&mut reader).await?) {
+        match Wish::from_frame(&read_frame(&mut reader).await?) {
             Wish::Subscribe(topic) if topics(wanted).len() < MAX_TOPICS => topics(wanted).push(topic),
             Wish::Subscribe(_) => return Err(io::ErrorKind::InvalidData.into()),
             Wish::Cancel(topic) => {
@@ -330,7 +330,7 @@ async fn replay(shared: &Shared, mut stream: impl AsyncRead + AsyncWrite + Unpin
         loop {
             let frame = read_frame(&mut stream).await?;
             if frame.command {
-                if let Wish::Pong(pong) = Wish::of(&frame) {
+                if let Wish::Pong(pong) = Wish::from_frame(&frame) {
                     write(&mut stream, pong).await?;
                 }
                 continue;

@@ -18,12 +18,12 @@ const MAX_FRAME: u64 = 64 << 10;
 
 /// Socket type of our end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum SocketKind {
     Publish,
     Route,
 }
 
-impl Kind {
+impl SocketKind {
     fn name(self) -> &'static [u8] {
         match self {
             Self::Publish => b"PUB",
@@ -52,7 +52,7 @@ pub(crate) struct Frame {
 ///
 /// # Errors
 /// Returns an error if the connection ends, the peer speaks another protocol, or its socket type is incompatible.
-pub(crate) async fn handshake(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), kind: Kind) -> Result<()> {
+pub(crate) async fn handshake(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), kind: SocketKind) -> Result<()> {
     stream.write_all(&greeting()).await?;
     let mut theirs = [0; GREETING];
     stream.read_exact(&mut theirs).await?;
@@ -62,7 +62,7 @@ pub(crate) async fn handshake(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)
     }
     let mut ready = BytesMut::new();
     property(&mut ready, b"Socket-Type", kind.name());
-    if kind == Kind::Route {
+    if kind == SocketKind::Route {
         property(&mut ready, b"Identity", b"");
     }
     stream.write_all(&command(b"READY", &ready)).await?;
@@ -162,7 +162,7 @@ pub(crate) enum Wish {
 }
 
 impl Wish {
-    pub(crate) fn of(frame: &Frame) -> Self {
+    pub(crate) fn from_frame(frame: &Frame) -> Self {
         let body = &frame.body;
         if !frame.command {
             return match body.first() {
@@ -205,9 +205,11 @@ mod tests {
 
     #[tokio::test]
     async fn only_fitting_peers_are_taken() {
-        for (kind, peer, fits) in
-            [(Kind::Publish, &b"SUB"[..], true), (Kind::Publish, b"PULL", false), (Kind::Route, b"DEALER", true)]
-        {
+        for (kind, peer, fits) in [
+            (SocketKind::Publish, &b"SUB"[..], true),
+            (SocketKind::Publish, b"PULL", false),
+            (SocketKind::Route, b"DEALER", true),
+        ] {
             let (mut ours, mut theirs) = tokio::io::duplex(1024);
             let mut ready = BytesMut::new();
             property(&mut ready, b"socket-type", peer);
@@ -219,12 +221,12 @@ mod tests {
             .write_all(b"GET / HTTP/1.1\r\nhost: a.example.org\r\naccept: text/html, text/plain\r\n\r\n")
             .await
             .unwrap();
-        assert!(handshake(&mut ours, Kind::Publish).await.is_err());
+        assert!(handshake(&mut ours, SocketKind::Publish).await.is_err());
     }
 
     #[test]
     fn subscriptions_come_in_two_forms_and_heartbeats_are_answered() {
-        let wish = |command, body: &'static [u8]| Wish::of(&Frame { command, more: false, body: body.into() });
+        let wish = |command, body: &'static [u8]| Wish::from_frame(&Frame { command, more: false, body: body.into() });
         assert_eq!(wish(false, b"\x01kv"), Wish::Subscribe("kv".into()));
         assert_eq!(wish(false, b"\x00kv"), Wish::Cancel("kv".into()));
         assert_eq!(wish(true, b"\x09SUBSCRIBEkv"), Wish::Subscribe("kv".into()));

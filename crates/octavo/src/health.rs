@@ -29,7 +29,7 @@ const PATH: &str = "/health";
 /// # Errors
 /// The answer is not 200, or there is no answer in time. The error is the line.
 pub(crate) fn run(args: &HealthArgs) -> Result<()> {
-    let place = Place::of(args)?;
+    let place = Place::from_args(args)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let patience = Duration::from_secs_f64(args.timeout);
     let answer = runtime.block_on(async { tokio::time::timeout(patience, place.ask()).await });
@@ -61,13 +61,13 @@ enum Socket {
 }
 
 impl Place {
-    fn of(args: &HealthArgs) -> Result<Self> {
+    fn from_args(args: &HealthArgs) -> Result<Self> {
         if let Some(url) = &args.url {
             return Self::of_url(url);
         }
         let socket = match &args.uds {
             Some(path) => Socket::Unix(path.clone()),
-            None => Socket::Tcp { host: reached(&args.host), port: args.port },
+            None => Socket::Tcp { host: loopback_if_unspecified(&args.host), port: args.port },
         };
         Ok(Self { socket, tls: args.ssl_certfile.is_some(), path: PATH.to_owned() })
     }
@@ -134,7 +134,7 @@ impl fmt::Display for Place {
 }
 
 /// The address at which a server that listens on `host` is reached from this machine.
-fn reached(host: &str) -> String {
+fn loopback_if_unspecified(host: &str) -> String {
     match host.parse() {
         Ok(IpAddr::V4(address)) if address.is_unspecified() => "127.0.0.1".to_owned(),
         Ok(IpAddr::V6(address)) if address.is_unspecified() => "::1".to_owned(),
@@ -205,7 +205,7 @@ mod tests {
         let args = ["health"].into_iter().chain(line.split_whitespace()).map(Into::into).collect();
         let cli = cli::parse(args, &environment).map_err(|failure| failure.to_string())?;
         let Command::Health(args) = cli.command else { return Err("another command".to_owned()) };
-        Place::of(&args).map(|place| place.to_string()).map_err(|error| format!("{error:#}"))
+        Place::from_args(&args).map(|place| place.to_string()).map_err(|error| format!("{error:#}"))
     }
 
     #[test]

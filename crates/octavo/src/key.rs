@@ -24,7 +24,7 @@ fn entry(args: &KeyArgs, key: &str) -> String {
         [(REQUESTS, args.requests_per_minute), (TOKENS, args.tokens_per_minute), (PARALLEL, args.parallel_requests)];
     let limits = limits.into_iter().filter_map(|(field, limit)| Some(format!("  {field}: {}\n", limit?)));
     // The quotes keep a name or hash of digits a text.
-    let head = format!("- {NAME}: \"{}\"\n  {SHA256}: \"{}\"\n", args.name, KeyHash::of(key.as_bytes()));
+    let head = format!("- {NAME}: \"{}\"\n  {SHA256}: \"{}\"\n", args.name, KeyHash::new(key.as_bytes()));
     std::iter::once(head).chain(limits).collect()
 }
 

@@ -8,8 +8,8 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 
-use crate::api::messages::stream::MessagesWire;
-use crate::api::shared::stream::Wire;
+use crate::api::messages::stream::MessagesFormat;
+use crate::api::shared::stream::ResponseFormat;
 use crate::error::ApiError;
 use crate::keys::{Accepted, ApiKeys, Meter};
 use crate::route_table::{ErrorStyle, Route, Work};
@@ -52,7 +52,7 @@ pub(crate) async fn guard(State(keys): State<ApiKeys>, mut request: Request, nex
     let account = accepted.account.clone();
     request.extensions_mut().insert(accepted);
     let Some(account) = account else { return next.run(request).await };
-    RequestTrace::of(&request).name_key(account.name());
+    RequestTrace::from_request(&request).name_key(account.name());
     if !is_limited(&request) {
         return next.run(request).await;
     }
@@ -78,7 +78,7 @@ async fn metered(meter: Meter, mut request: Request, next: Next) -> Response {
 /// The refusal in the form of the route's errors.
 fn refuse(request: &Request, error: &ApiError) -> Response {
     match Route::matched(request).map(|route| route.errors) {
-        Some(ErrorStyle::Anthropic) => MessagesWire::refuse(error),
+        Some(ErrorStyle::Anthropic) => MessagesFormat::refuse(error),
         Some(ErrorStyle::OpenAi) | None => error.clone().into_response(),
     }
 }

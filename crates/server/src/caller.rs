@@ -20,7 +20,7 @@ const OF_KEYS: u8 = 0xff;
 
 /// The address of a connection's other end; none on a Unix socket.
 ///
-/// Headers such as `X-Forwarded-For` are not read, because any client can send them. Behind a proxy, all clients
+/// RequestHeaders such as `X-Forwarded-For` are not read, because any client can send them. Behind a proxy, all clients
 /// without a key of their own are therefore one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer(pub(crate) Option<IpAddr>);
@@ -37,7 +37,7 @@ pub(crate) struct Caller {
 
 impl Caller {
     /// The client of a request with these headers, which passed [`crate::auth::guard`].
-    pub(crate) fn of(headers: &HeaderMap, extensions: &Extensions) -> Self {
+    pub(crate) fn from_headers(headers: &HeaderMap, extensions: &Extensions) -> Self {
         let key = extensions.get::<Accepted>().cloned();
         Self {
             credentials: if key.is_some() { 0 } else { credentials(headers) },
@@ -105,7 +105,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
-        Ok(Self::of(&parts.headers, &parts.extensions))
+        Ok(Self::from_headers(&parts.headers, &parts.extensions))
     }
 }
 
@@ -143,7 +143,7 @@ mod tests {
         let peer = Peer(Some(address.parse().unwrap()));
         let mut extensions = Extensions::new();
         extensions.insert(peer);
-        Caller::of(&HeaderMap::new(), &extensions)
+        Caller::from_headers(&HeaderMap::new(), &extensions)
     }
 
     fn accepted(id: KeyId) -> Accepted {
@@ -160,7 +160,7 @@ mod tests {
 
     fn sending(name: &'static str, value: &'static str) -> Caller {
         let headers = HeaderMap::from_iter([(http::HeaderName::from_static(name), HeaderValue::from_static(value))]);
-        Caller::of(&headers, &Extensions::new())
+        Caller::from_headers(&headers, &Extensions::new())
     }
 
     #[test]

@@ -37,7 +37,7 @@ mod tests {
 
     use super::*;
 
-    fn of(version: Version, hosts: &[&str]) -> bool {
+    fn is_valid(version: Version, hosts: &[&str]) -> bool {
         let mut headers = HeaderMap::new();
         for host in hosts {
             headers.append(header::HOST, HeaderValue::from_str(host).unwrap());
@@ -48,15 +48,15 @@ mod tests {
     #[test]
     fn http_1_1_has_exactly_one_host() {
         for host in ["", "example.org", "example.org:8000", "my_service.namespace.svc", "127.0.0.1:80", "[::1]:80"] {
-            assert!(of(Version::HTTP_11, &[host]), "{host}");
+            assert!(is_valid(Version::HTTP_11, &[host]), "{host}");
         }
         for host in ["a b", "a/b", "user@example.org", "a,b/c"] {
-            assert!(!of(Version::HTTP_11, &[host]), "{host}");
+            assert!(!is_valid(Version::HTTP_11, &[host]), "{host}");
         }
-        assert!(!of(Version::HTTP_11, &[]));
-        assert!(!of(Version::HTTP_11, &["a", "a"]));
-        assert!(of(Version::HTTP_10, &[]));
-        assert!(!of(Version::HTTP_10, &["a", "b"]));
-        assert!(of(Version::HTTP_2, &[]));
+        assert!(!is_valid(Version::HTTP_11, &[]));
+        assert!(!is_valid(Version::HTTP_11, &["a", "a"]));
+        assert!(is_valid(Version::HTTP_10, &[]));
+        assert!(!is_valid(Version::HTTP_10, &["a", "b"]));
+        assert!(is_valid(Version::HTTP_2, &[]));
     }
 }

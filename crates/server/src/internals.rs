@@ -5,11 +5,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use octavo_text::{OutputDelta, Tokenizer};
 
-use crate::api::chat::stream::ChatWire;
+use crate::api::chat::stream::ChatFormat;
 use crate::api::shared::logprobs::Spelling;
 use crate::api::shared::response::UsageDetails;
 use crate::api::shared::sse::{Events, Extras};
-use crate::api::shared::stream::{Envelope, Wire};
+use crate::api::shared::stream::{Envelope, ResponseFormat};
 use crate::choices::Output;
 use crate::config::ServerConfig;
 use crate::route_table::served;
@@ -20,7 +20,7 @@ pub fn post_routes(config: &ServerConfig) -> Vec<&'static str> {
 }
 
 /// The events of a streamed chat completion of one choice.
-pub struct ChatEvents(ChatWire);
+pub struct ChatEvents(ChatFormat);
 
 impl ChatEvents {
     /// A stream without log-probabilities.
@@ -31,7 +31,7 @@ impl ChatEvents {
             model: "org/model".into(),
             fingerprint: Some("octavo".into()),
         };
-        Self(ChatWire {
+        Self(ChatFormat {
             envelope,
             n: 1,
             prompt: Arc::new([0; 8]),

@@ -33,6 +33,7 @@ mod layers;
 mod listener;
 mod load;
 mod loading;
+mod lock;
 mod observe;
 mod orca;
 mod pages;

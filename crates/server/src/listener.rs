@@ -70,7 +70,7 @@ impl Connections {
             tokio::select! {
                 accepted = listener.accept() => match accepted {
                     Ok(accepted) => self.open(accepted, &router, &probes),
-                    Err(error) => match Failure::of(&error) {
+                    Err(error) => match Failure::from_error(&error) {
                         Failure::Connection => {}
                         Failure::Exhausted => {
                             let open = self.tasks.len();
@@ -136,7 +136,7 @@ enum Failure {
 }
 
 impl Failure {
-    fn of(error: &io::Error) -> Self {
+    fn from_error(error: &io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => Self::Exhausted,
             Some(libc::EBADF | libc::EINVAL | libc::ENOTSOCK | libc::EOPNOTSUPP) => Self::Listener,
@@ -166,7 +166,7 @@ async fn serve(
         // In this order, so that an accepted connection without a handshake is served although the shutdown has begun.
         biased;
         opened = accepted.open(&limits) => opened,
-        () = told(&mut closing) => return,
+        () = closing_begins(&mut closing) => return,
     };
     let socket = match opened {
         Ok(socket) => socket,
@@ -190,7 +190,7 @@ async fn serve(
     let mut connection = pin!(connection);
     let result = tokio::select! {
         result = connection.as_mut() => Some(result),
-        () = told(&mut closing) => None,
+        () = closing_begins(&mut closing) => None,
     };
     let result = match result {
         Some(result) => result,
@@ -205,7 +205,7 @@ async fn serve(
 }
 
 /// Waits until connections must close, or forever.
-async fn told(closing: &mut watch::Receiver<bool>) {
+async fn closing_begins(closing: &mut watch::Receiver<bool>) {
     if closing.wait_for(|closing| *closing).await.is_err() {
         std::future::pending().await
     }

@@ -24,7 +24,7 @@ enum Format {
 
 impl Format {
     /// The format that a request asks for; `None` if it asks for no report or for an unknown format.
-    fn of(headers: &HeaderMap) -> Option<Self> {
+    fn from_headers(headers: &HeaderMap) -> Option<Self> {
         let name = headers.get(FORMAT)?.as_bytes();
         [(&b"text"[..], Self::Text), (b"json", Self::Json)]
             .into_iter()
@@ -51,7 +51,9 @@ impl Format {
 /// describes the time at which the response begins.
 pub(crate) async fn report(State(engine): State<EngineHandle>, request: Request, next: Next) -> Response {
     let generates = Route::generates(&request);
-    let Some(format) = Format::of(request.headers()).filter(|_| generates) else { return next.run(request).await };
+    let Some(format) = Format::from_headers(request.headers()).filter(|_| generates) else {
+        return next.run(request).await;
+    };
     let mut response = next.run(request).await;
     if response.status().is_success()
         && let Ok(report) = HeaderValue::from_str(&format.write(&engine.status()))
@@ -75,9 +77,9 @@ mod tests {
             [("TEXT", Some(Format::Text)), ("json", Some(Format::Json)), ("BIN", None), ("", None), ("text,json", None)]
         {
             let headers = HeaderMap::from_iter([(FORMAT, HeaderValue::from_static(value))]);
-            assert_eq!(Format::of(&headers), format, "{value}");
+            assert_eq!(Format::from_headers(&headers), format, "{value}");
         }
-        assert_eq!(Format::of(&HeaderMap::new()), None);
+        assert_eq!(Format::from_headers(&HeaderMap::new()), None);
     }
 
     #[test]

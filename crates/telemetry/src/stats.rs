@@ -55,7 +55,7 @@ pub struct StatsLine {
 
 impl StatsLine {
     pub(crate) fn new(series: Arc<EngineSeries>, engine: u32, on_gpu: bool) -> Self {
-        let last = Totals::of(&series);
+        let last = Totals::from_series(&series);
         let (prefix, kv_cache) = (format!("Engine {engine:03}: "), if on_gpu { "GPU KV cache" } else { "KV cache" });
         Self { series, prefix, kv_cache, last, was_busy: false, window: VecDeque::new() }
     }
@@ -63,7 +63,7 @@ impl StatsLine {
     /// The line for the `elapsed` time since the last call; `None` if the engine was idle. The first idle interval after a
     /// busy one has a line as well, so that the log ends with zeros.
     pub fn line(&mut self, elapsed: Duration) -> Option<String> {
-        let now = Totals::of(&self.series);
+        let now = Totals::from_series(&self.series);
         let last = std::mem::replace(&mut self.last, now);
         self.remember(Lookups {
             requests: now.prefix.requests - last.prefix.requests,
@@ -121,7 +121,7 @@ impl StatsLine {
 }
 
 impl Totals {
-    fn of(series: &EngineSeries) -> Self {
+    fn from_series(series: &EngineSeries) -> Self {
         Self {
             // As in vLLM, cached prompt tokens do not count as throughput.
             prompt_tokens: series.counts.prompt_computed.get(),

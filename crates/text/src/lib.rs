@@ -25,4 +25,6 @@ pub use constraint::{
 };
 pub use output::{OutputDelta, OutputParser, ReasoningSyntax, ToolSyntax, UnknownParser, without_written_turns};
 pub use stream::{StopStrings, TextDelta, TextOptions, TextStream};
-pub use tokenizer::{GgufVocabulary, PairTokens, SpecialTokens, TokenLimit, Tokenizer, TokenizerError, Wanted};
+pub use tokenizer::{
+    GgufVocabulary, PairTokens, SpecialTokens, TokenLimit, Tokenizer, TokenizerError, Wanted, byte_character,
+};

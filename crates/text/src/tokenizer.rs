@@ -17,6 +17,7 @@ use tokenizers::models::bpe::BPE;
 use tokenizers::{DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl};
 
 use parts::Parts;
+pub use pieces::byte_character;
 pub(crate) use pieces::{PieceDecoder, Pieces};
 
 /// Reason why a vocabulary could not be used or a text not encoded.

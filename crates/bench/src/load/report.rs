@@ -156,7 +156,7 @@ impl Report {
         let rate = |count: f64| count / duration.max(f64::MIN_POSITIVE);
         let summary = |metric, seconds| {
             let values = if config.metrics.contains(&metric) { milliseconds(seconds) } else { vec![] };
-            Summary::of(values, &config.percentiles)
+            Summary::new(values, &config.percentiles)
         };
         let met = good.iter().filter(|r| config.goodput.is_met(r)).count();
         Self {

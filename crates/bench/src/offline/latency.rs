@@ -77,7 +77,7 @@ impl LatencyReport {
     /// Creates a report from the latencies of runs; `None` without runs.
     pub fn new(latencies: &[Duration]) -> Option<Self> {
         let latencies: Vec<f64> = latencies.iter().map(Duration::as_secs_f64).collect();
-        let summary = Summary::of(latencies.clone(), &PERCENTS)?;
+        let summary = Summary::new(latencies.clone(), &PERCENTS)?;
         Some(Self { latencies, summary })
     }
 

@@ -28,7 +28,7 @@ pub enum Format {
 }
 
 impl Format {
-    fn of(bytes: &[u8]) -> Option<Self> {
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
         match bytes {
             [0x89, b'P', b'N', b'G', b'\r', b'\n', 0x1a, b'\n', ..] => Some(Self::Png),
             [0xff, 0xd8, 0xff, ..] => Some(Self::Jpeg),
@@ -93,7 +93,7 @@ impl Header {
 /// # Errors
 /// The file has none of the formats, its header is broken, or it has too many pixels.
 pub fn inspect(bytes: &[u8], max_pixels: u64) -> Result<Header, MediaError> {
-    let format = Format::of(bytes).ok_or_else(|| MediaError::Image("cannot identify image file".to_owned()))?;
+    let format = Format::from_bytes(bytes).ok_or_else(|| MediaError::Image("cannot identify image file".to_owned()))?;
     let (width, height) = match format {
         Format::Png => png::size(bytes),
         Format::Jpeg => jpeg::size(bytes),

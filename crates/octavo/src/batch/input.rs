@@ -140,13 +140,13 @@ impl Line {
             }
         };
         let custom_id = fields.custom_id.as_ref().and_then(Value::as_str).map(str::to_owned);
-        let request = Request::of(fields).map_err(|why| format!("line {number}: {why}"));
+        let request = Request::from_fields(fields).map_err(|why| format!("line {number}: {why}"));
         Self { number, custom_id, request }
     }
 }
 
 impl Request {
-    fn of(fields: Fields) -> Result<Self, String> {
+    fn from_fields(fields: Fields) -> Result<Self, String> {
         match &fields.custom_id {
             Some(Value::String(_)) => {}
             _ => return Err("custom_id is missing or not a text".into()),

@@ -77,7 +77,7 @@ pub(crate) fn entry(mut args: Vec<OsString>) -> Vec<OsString> {
 /// # Errors
 /// A dotted name has no value, or the flag's other value is not a JSON object.
 pub(crate) fn spell(args: Vec<OsString>, command: &Command) -> Result<Vec<OsString>, String> {
-    let flags = Flags::of(command);
+    let flags = Flags::from_command(command);
     let mut dotted: Vec<(String, Map<String, Value>)> = vec![];
     let mut spelled = Vec::with_capacity(args.len());
     let mut args = args.into_iter();
@@ -107,7 +107,7 @@ pub(crate) fn spell(args: Vec<OsString>, command: &Command) -> Result<Vec<OsStri
             dotted.push((token.name.clone(), Map::new()));
             dotted.len() - 1
         });
-        set(&mut dotted[at].1, &path, leaf(&value)).map_err(|why| format!("{named}: {why}"))?;
+        set_at_path(&mut dotted[at].1, &path, leaf(&value)).map_err(|why| format!("{named}: {why}"))?;
     }
     for (name, keys) in dotted {
         let mut object = whole(&mut spelled, &name)?;
@@ -135,7 +135,7 @@ struct Token {
 }
 
 impl Flags {
-    fn of(command: &Command) -> Self {
+    fn from_command(command: &Command) -> Self {
         let names = |wanted: fn(&clap::Arg) -> bool| {
             command.get_arguments().filter(move |arg| wanted(arg)).filter_map(|arg| arg.get_long()).map(str::to_owned)
         };
@@ -230,7 +230,7 @@ fn leaf(text: &str) -> Value {
 }
 
 /// Sets `a.b.c`; `a.b+` appends to a list.
-fn set(object: &mut Map<String, Value>, path: &str, value: Value) -> Result<(), String> {
+fn set_at_path(object: &mut Map<String, Value>, path: &str, value: Value) -> Result<(), String> {
     let mut keys: Vec<&str> = path.split('.').collect();
     let last = keys.pop().unwrap_or_default();
     if keys.len() >= MAX_DEPTH || last.is_empty() || keys.contains(&"") {

@@ -72,7 +72,7 @@ impl<'a> Command<'a> {
             path => command(path),
         };
         match name {
-            "/set" => Self::set(rest),
+            "/set" => Self::parse_set(rest),
             "/system" if rest.is_empty() => Self::ShowSystem,
             "/system" => Self::System(rest.trim_matches('"')),
             // `/reset` is the older name.
@@ -87,11 +87,11 @@ impl<'a> Command<'a> {
         }
     }
 
-    fn set(rest: &'a str) -> Self {
+    fn parse_set(rest: &'a str) -> Self {
         let words = |text: &'a str| text.split_once(char::is_whitespace).map(|(name, rest)| (name, rest.trim()));
         match words(rest) {
             // As Ollama spells it.
-            Some(("parameter", rest)) => Self::set(rest),
+            Some(("parameter", rest)) => Self::parse_set(rest),
             Some(("system", text)) => Self::System(text.trim_matches('"')),
             Some((name, value)) => Self::Set { name, value },
             None if rest.is_empty() => Self::Show,

@@ -89,7 +89,7 @@ impl<W: Write> Session<W> {
             }
             let request = self.request(json!({"prompt": line}));
             let answer = self.answer("/completions", &request, &mut interrupts).await;
-            self.told(answer, input.is_typed())?;
+            self.report(answer, input.is_typed())?;
         }
         Ok(())
     }
@@ -100,7 +100,7 @@ impl<W: Write> Session<W> {
         self.messages.push(json!({"role": "user", "content": content}));
         let request = self.request(json!({"messages": self.all_messages()}));
         let answer = self.answer("/chat/completions", &request, interrupts).await;
-        match self.told(answer, is_typed)? {
+        match self.report(answer, is_typed)? {
             Some(text) => {
                 self.messages.push(json!({"role": "assistant", "content": text}));
                 self.attached.clear();
@@ -239,7 +239,7 @@ impl<W: Write> Session<W> {
     }
 
     /// The answer's text, if there is one to remember. An error is printed if a person types, and returned otherwise.
-    fn told(&mut self, answer: Result<Outcome>, is_typed: bool) -> Result<Option<String>> {
+    fn report(&mut self, answer: Result<Outcome>, is_typed: bool) -> Result<Option<String>> {
         match answer {
             Ok(Outcome::Whole(text)) => Ok(Some(text)),
             Ok(Outcome::Stopped(text)) => Ok(Some(text).filter(|text| !text.is_empty())),

@@ -65,7 +65,7 @@ pub(crate) fn defaults(
         }
     };
     for (key, value) in args.override_generation_config.iter().flat_map(|object| &object.0) {
-        let known = set(&mut defaults.sampling, key, value).context(OVERRIDE)?;
+        let known = set_default(&mut defaults.sampling, key, value).context(OVERRIDE)?;
         ensure!(known, "{OVERRIDE}: '{key}' is no sampling default that is served");
     }
     if args.override_generation_config.as_ref().is_some_and(|object| !object.0.is_empty()) {
@@ -92,13 +92,13 @@ fn of_file(path: &Path) -> Result<SamplingDefaults> {
     let object: Map<String, Value> = serde_json::from_str(&std::fs::read_to_string(&path)?)?;
     let mut defaults = SamplingDefaults::default();
     for (key, value) in &object {
-        set(&mut defaults, key, value)?;
+        set_default(&mut defaults, key, value)?;
     }
     Ok(defaults)
 }
 
 /// Sets a default, which `null` clears. Returns false for a key that is not a sampling default.
-fn set(defaults: &mut SamplingDefaults, key: &str, value: &Value) -> Result<bool> {
+fn set_default(defaults: &mut SamplingDefaults, key: &str, value: &Value) -> Result<bool> {
     let number = |valid: fn(f64) -> bool, range: &str| -> Result<Option<f32>> {
         match value.as_f64() {
             None if value.is_null() => Ok(None),

@@ -90,7 +90,11 @@ pub(crate) fn media_settings(args: &MediaArgs, environment: &Environment<'_>) ->
 
 impl Vision {
     /// The encoder of a checkpoint and its processor, changed by flags; `None` if the model takes no images.
-    pub(crate) fn of(checkpoint: &Checkpoint, args: &MediaArgs, max_images: usize) -> Result<Option<Self>> {
+    pub(crate) fn from_checkpoint(
+        checkpoint: &Checkpoint,
+        args: &MediaArgs,
+        max_images: usize,
+    ) -> Result<Option<Self>> {
         let given = args.mm_processor_kwargs.clone().unwrap_or_default().0;
         let config = match checkpoint.image_processor(&given) {
             Err(CheckpointError::GivenSetting(error)) => bail!("{PROCESSOR_FLAG}: {error}"),
@@ -244,7 +248,7 @@ mod tests {
         let tokens = |given: Value| {
             let Value::Object(object) = given else { panic!("an object") };
             let args = MediaArgs { mm_processor_kwargs: Some(JsonObject(object)), ..MediaArgs::default() };
-            let mut vision = Vision::of(&checkpoint, &args, 1).unwrap().unwrap();
+            let mut vision = Vision::from_checkpoint(&checkpoint, &args, 1).unwrap().unwrap();
             vision.limit_area(1 << 20);
             vision.largest_image()
         };

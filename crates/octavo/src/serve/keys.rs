@@ -131,7 +131,7 @@ fn entry(item: &Node) -> Result<KeyEntry, Fault> {
         if seen.contains(&field) {
             return fault(value.line, format!("'{field}' is there twice"));
         }
-        set(&mut entry, &field, value)?;
+        set_field(&mut entry, &field, value)?;
         seen.push(field);
     }
     if entry.name.is_empty() {
@@ -143,7 +143,7 @@ fn entry(item: &Node) -> Result<KeyEntry, Fault> {
     Ok(entry)
 }
 
-fn set(entry: &mut KeyEntry, field: &str, value: &Node) -> Result<(), Fault> {
+fn set_field(entry: &mut KeyEntry, field: &str, value: &Node) -> Result<(), Fault> {
     match field {
         NAME => {
             let name = text(field, value)?;
@@ -155,7 +155,7 @@ fn set(entry: &mut KeyEntry, field: &str, value: &Node) -> Result<(), Fault> {
         })?,
         KEY => add_hashes(entry, field, value, |text| {
             let visible = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
-            visible.then(|| KeyHash::of(text.as_bytes())).ok_or("has visible ASCII characters only, and at least one")
+            visible.then(|| KeyHash::new(text.as_bytes())).ok_or("has visible ASCII characters only, and at least one")
         })?,
         REQUESTS => entry.limits.requests_per_minute = limit(field, value)?,
         TOKENS => entry.limits.tokens_per_minute = limit(field, value)?,
@@ -241,20 +241,20 @@ mod tests {
         let expected = [
             KeyEntry {
                 name: "team-a".into(),
-                hashes: vec![KeyHash::of(b"abc")],
+                hashes: vec![KeyHash::new(b"abc")],
                 limits: limits(600, 200_000, 8),
                 min_priority: Some(-2),
             },
             KeyEntry {
                 name: "7".into(),
-                hashes: vec![KeyHash::of(b"old"), KeyHash::of(b"new")],
+                hashes: vec![KeyHash::new(b"old"), KeyHash::new(b"new")],
                 limits: limits(0, 0, 0),
                 min_priority: None,
             },
         ];
         assert_eq!(parse(&text).unwrap(), expected);
         let json = format!(r#"[{{"name": "team-a", "sha256": ["{ABC}"]}}]"#);
-        assert_eq!(parse(&json).unwrap()[0].hashes, [KeyHash::of(b"abc")]);
+        assert_eq!(parse(&json).unwrap()[0].hashes, [KeyHash::new(b"abc")]);
     }
 
     #[test]

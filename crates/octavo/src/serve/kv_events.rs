@@ -21,7 +21,7 @@ pub(crate) fn config(object: Option<&JsonObject>, environment: &Environment<'_>)
     };
     let (mut enabled, mut publisher) = (false, None);
     for (key, value) in keys {
-        set(&mut config, (&mut enabled, &mut publisher), key, value).with_context(|| format!("'{key}'"))?;
+        set_field(&mut config, &mut enabled, &mut publisher, key, value).with_context(|| format!("'{key}'"))?;
     }
     match publisher.as_deref() {
         Some("null") => return Ok(None),
@@ -31,9 +31,10 @@ pub(crate) fn config(object: Option<&JsonObject>, environment: &Environment<'_>)
     Ok(enabled.then_some(config))
 }
 
-fn set(
+fn set_field(
     config: &mut KvEventsConfig,
-    (enabled, publisher): (&mut bool, &mut Option<String>),
+    enabled: &mut bool,
+    publisher: &mut Option<String>,
     key: &str,
     value: &Value,
 ) -> Result<()> {

@@ -37,7 +37,7 @@ pub(crate) async fn bind(args: &NetworkArgs, settings: &Settings) -> Result<Boun
         }
         None => {
             let (listener, address) = tcp(args).await?;
-            let reached = format!("{scheme}://{}", reached(address));
+            let reached = format!("{scheme}://{}", loopback_if_unspecified(address));
             (listener, format!("{scheme}://{address}"), Some(reached.clone()), reached)
         }
     };
@@ -49,7 +49,7 @@ pub(crate) async fn bind(args: &NetworkArgs, settings: &Settings) -> Result<Boun
 }
 
 /// The address at which a client on this machine reaches a listener. An unspecified address includes the loopback one.
-fn reached(mut address: SocketAddr) -> SocketAddr {
+fn loopback_if_unspecified(mut address: SocketAddr) -> SocketAddr {
     if address.ip().is_unspecified() {
         address.set_ip(Ipv4Addr::LOCALHOST.into());
     }
@@ -92,7 +92,7 @@ mod tests {
             ("[::1]:80", "[::1]:80"),
             ("10.0.0.1:80", "10.0.0.1:80"),
         ] {
-            assert_eq!(reached(bound.parse().unwrap()).to_string(), expected);
+            assert_eq!(loopback_if_unspecified(bound.parse().unwrap()).to_string(), expected);
         }
     }
 }

@@ -98,7 +98,7 @@ impl ModelFiles {
         // Without images, no setting of the processor matters.
         let vision = match max_images {
             0 => None,
-            _ => Vision::of(&checkpoint, &args.media, max_images)?,
+            _ => Vision::from_checkpoint(&checkpoint, &args.media, max_images)?,
         };
         Ok(Self {
             encoder: programs.encoder.zip(vision),

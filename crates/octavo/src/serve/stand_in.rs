@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use octavo_bench::load::WORDS;
-use octavo_text::{GgufVocabulary, Tokenizer};
+use octavo_text::{GgufVocabulary, Tokenizer, byte_character};
 use tracing::warn;
 
 /// A space in byte-level vocabularies.
@@ -25,18 +25,15 @@ pub(super) fn tokenizer(vocab_size: usize) -> Result<Tokenizer> {
         model: "gpt2".into(),
         // This pre-tokenizer looks up whole words before it splits them.
         pre: Some("llama-bpe".into()),
-        tokens: (0..=u8::MAX).map(spelled).chain(words).chain(names).take(vocab_size).collect(),
+        tokens: (0..=u8::MAX)
+            .map(|byte| byte_character(byte).to_string())
+            .chain(words)
+            .chain(names)
+            .take(vocab_size)
+            .collect(),
         add_bos: Some(false),
         ..GgufVocabulary::default()
     })?)
-}
-
-/// A byte in byte-level vocabularies: visible characters as themselves, others in order from U+0100.
-fn spelled(byte: u8) -> String {
-    let visible = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
-    let hidden = (0..byte).filter(|&other| !visible(other)).count() as u32;
-    let code = if visible(byte) { u32::from(byte) } else { 0x100 + hidden };
-    char::from_u32(code).map(String::from).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ enum Activity {
 pub(crate) struct Pause(AtomicU8);
 
 impl Pause {
-    fn set(&self, activity: Activity) {
+    fn switch_to(&self, activity: Activity) {
         self.0.store(activity as u8, Ordering::Relaxed);
     }
 
@@ -139,7 +139,7 @@ pub(crate) async fn reset_prefix_cache(State(state): State<AppState>, parameters
 
 /// Pauses the engine and waits until no step is in flight.
 async fn halt(state: &AppState, activity: Activity, mode: Mode, clear: bool) -> Result<(), ApiError> {
-    state.pause.set(activity);
+    state.pause.switch_to(activity);
     match mode {
         Mode::Abort => state.engine.pause(true),
         Mode::Wait => state.engine.pause(false),
@@ -154,7 +154,7 @@ async fn halt(state: &AppState, activity: Activity, mode: Mode, clear: bool) -> 
 }
 
 fn go_on(state: &AppState) {
-    state.pause.set(Activity::Running);
+    state.pause.switch_to(Activity::Running);
     state.engine.resume();
     tracing::info!("the engine is resumed");
 }

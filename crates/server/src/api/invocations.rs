@@ -7,7 +7,7 @@ use crate::api::pooling;
 use crate::api::pooling::convert;
 use crate::api::pooling::convert::PreparePooling;
 use crate::api::pooling::request::names_queries;
-use crate::api::shared::fields::Fields;
+use crate::api::shared::fields::JsonFields;
 use crate::api::shared::run::{receive, run};
 use crate::api::{chat, completions};
 use crate::app::{App, AppState};
@@ -21,26 +21,30 @@ pub(crate) async fn handle(State(state): State<AppState>, request: Request) -> R
         Err(error) => return error.into_response(),
     };
     match kind(&state, &received.body.bytes) {
-        Ok(Kind::Chat) => run(state, received, chat::convert::chat).await,
-        Ok(Kind::Completion) => run(state, received, completions::convert::completion).await,
-        Ok(Kind::Pooling(prepare)) => pooling::run(state, received, prepare).await,
+        Ok(InvokedApi::Chat) => run(state, received, chat::convert::chat).await,
+        Ok(InvokedApi::Completion) => run(state, received, completions::convert::completion).await,
+        Ok(InvokedApi::Pooling(prepare)) => pooling::run(state, received, prepare).await,
         Err(error) => error.into_response(),
     }
 }
 
-enum Kind {
+enum InvokedApi {
     Chat,
     Completion,
     Pooling(PreparePooling),
 }
 
-fn kind(state: &App, body: &[u8]) -> Result<Kind, ApiError> {
-    let fields = Fields::parse(body)?;
+fn kind(state: &App, body: &[u8]) -> Result<InvokedApi, ApiError> {
+    let fields = JsonFields::parse(body)?;
     let has = |name| fields.raw(name).is_some();
     let found = match &state.config.pooling {
-        None => [("messages", Kind::Chat), ("prompt", Kind::Completion), ("input", Kind::Pooling(convert::embeddings))]
-            .into_iter()
-            .find_map(|(field, kind)| has(field).then_some(kind)),
+        None => [
+            ("messages", InvokedApi::Chat),
+            ("prompt", InvokedApi::Completion),
+            ("input", InvokedApi::Pooling(convert::embeddings)),
+        ]
+        .into_iter()
+        .find_map(|(field, kind)| has(field).then_some(kind)),
         Some(model) => {
             let single: PreparePooling = match model.kind {
                 PoolingKind::Embedder { .. } => convert::embeddings,
@@ -51,7 +55,7 @@ fn kind(state: &App, body: &[u8]) -> Result<Kind, ApiError> {
                 (has("query") && model.compares_texts(), convert::ranking),
                 (names_queries(&fields) && model.compares_texts(), convert::scores),
             ];
-            candidates.into_iter().find_map(|(fits, prepare)| fits.then_some(Kind::Pooling(prepare)))
+            candidates.into_iter().find_map(|(fits, prepare)| fits.then_some(InvokedApi::Pooling(prepare)))
         }
     };
     found.ok_or_else(|| {

@@ -8,8 +8,8 @@ use serde::{Serialize, Serializer};
 
 use crate::api::chat::request::ChatRequest;
 use crate::api::shared::conversation::prompt_of;
-use crate::api::shared::fields::Fields;
-use crate::api::shared::headers::Headers;
+use crate::api::shared::fields::JsonFields;
+use crate::api::shared::headers::RequestHeaders;
 use crate::api::shared::prompt::tokenise_in_turns;
 use crate::api::shared::run::{Received, receive, staged};
 use crate::api::shared::sampling::known_token;
@@ -79,7 +79,7 @@ struct Text {
 }
 
 /// The function that writes an answer as JSON.
-type Answer = fn(&AppState, &[u8], &Headers) -> Result<Staged<Vec<u8>>, ApiError>;
+type Answer = fn(&AppState, &[u8], &RequestHeaders) -> Result<Staged<Vec<u8>>, ApiError>;
 
 /// The answer that `work` writes as JSON. It may have megabytes, so the blocking pool writes it.
 async fn answer(state: &AppState, request: Request, work: Answer) -> Response {
@@ -93,8 +93,8 @@ async fn answer(state: &AppState, request: Request, work: Answer) -> Response {
     }
 }
 
-fn tokens_of(state: &AppState, body: &[u8], headers: &Headers) -> Result<Staged<Vec<u8>>, ApiError> {
-    let mut fields = Fields::parse(body)?;
+fn tokens_of(state: &AppState, body: &[u8], headers: &RequestHeaders) -> Result<Staged<Vec<u8>>, ApiError> {
+    let mut fields = JsonFields::parse(body)?;
     let with_text = fields.get("return_token_strs").unwrap_or(false);
     if fields.raw("messages").is_some() {
         fields.finish()?;
@@ -128,8 +128,8 @@ fn tokenized(state: &AppState, tokens: &[u32], with_text: bool) -> Result<Vec<u8
     })
 }
 
-fn text_of(state: &AppState, body: &[u8], _: &Headers) -> Result<Staged<Vec<u8>>, ApiError> {
-    let mut fields = Fields::parse(body)?;
+fn text_of(state: &AppState, body: &[u8], _: &RequestHeaders) -> Result<Staged<Vec<u8>>, ApiError> {
+    let mut fields = JsonFields::parse(body)?;
     let model: Option<String> = fields.get("model");
     if fields.raw("tokens").is_none() {
         fields.missing("tokens");

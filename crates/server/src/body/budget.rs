@@ -5,13 +5,14 @@
 //! hold all of the memory.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::config::ConnectionLimits;
+use crate::lock::lock;
 
 /// Bytes of each body that do not count.
 pub(super) const FREE_BYTES: usize = 64 << 10;
@@ -64,14 +65,10 @@ impl BodyBudget {
 
     /// The share of an upload that has just begun.
     pub(super) fn share(&self) -> Share {
-        let mut shared = self.lock();
+        let mut shared = lock(&self.shared);
         shared.next_id += 1;
         let (id, gives_way) = (shared.next_id, Arc::new(Notify::new()));
         Share { budget: self.clone(), id, state: State::Arriving, gives_way }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Shared> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -83,7 +80,7 @@ impl Share {
         if needed == 0 {
             return true;
         }
-        let mut shared = self.budget.lock();
+        let mut shared = lock(&self.budget.shared);
         let held = shared.uploads.get(&self.id).map_or(0, |upload| upload.held);
         let more = needed.saturating_sub(held);
         if !shared.make_room(more, self.id, self.budget.patience, now) {
@@ -107,7 +104,7 @@ impl Share {
 
     /// Keeps the memory of a body that is complete. `None` if it had to give way in the end.
     pub(super) fn complete(mut self, len: usize) -> Option<Self> {
-        let upload = self.budget.lock().uploads.remove(&self.id);
+        let upload = lock(&self.budget.shared).uploads.remove(&self.id);
         let held = match upload {
             Some(upload) => upload.held,
             None if len <= FREE_BYTES => 0,
@@ -120,7 +117,7 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        let mut shared = self.budget.lock();
+        let mut shared = lock(&self.budget.shared);
         shared.free += match self.state {
             State::Arriving => shared.uploads.remove(&self.id).map_or(0, |upload| upload.held),
             State::Complete(held) => held,
@@ -230,7 +227,7 @@ mod tests {
         assert!(small.grow(80_000, later));
         assert_eq!(stalled.iter().filter(|share| gave_way(share)).count(), 1, "one is enough");
         drop((stalled, small));
-        assert_eq!(budget.lock().free, BUDGET);
+        assert_eq!(lock(&budget.shared).free, BUDGET);
     }
 
     #[test]
@@ -264,7 +261,7 @@ mod tests {
         let complete = share.complete(FREE_BYTES + BUDGET).unwrap();
         assert!(!budget.share().grow(FREE_BYTES + 1, start + 100 * PERIOD));
         drop(complete);
-        assert_eq!(budget.lock().free, BUDGET);
+        assert_eq!(lock(&budget.shared).free, BUDGET);
     }
 
     #[test]
@@ -295,7 +292,7 @@ mod tests {
                         }
                     }
                 }
-                let shared = budget.lock();
+                let shared = lock(&budget.shared);
                 let arriving: usize = shared.uploads.values().map(|upload| upload.held).sum();
                 let complete = shares.iter().flatten().map(|(share, _)| match share.state {
                     State::Complete(held) => held,
@@ -304,7 +301,7 @@ mod tests {
                 prop_assert_eq!(shared.free + arriving + complete.sum::<usize>(), BUDGET);
             }
             drop(shares);
-            prop_assert_eq!(budget.lock().free, BUDGET);
+            prop_assert_eq!(lock(&budget.shared).free, BUDGET);
         }
     }
 }

@@ -6,9 +6,9 @@ use octavo_text::TextStream;
 
 use crate::api::shared::response::{Finish, StopReason};
 use crate::choices::Output;
-use crate::choices::parts::Parts;
+use crate::choices::choice_parser::ChoiceParser;
 
-/// Drives a [`RequestStream`] through a [`TextStream`] and [`Parts`]. Dropping it aborts the sequence.
+/// Drives a [`RequestStream`] through a [`TextStream`] and [`ChoiceParser`]. Dropping it aborts the sequence.
 pub(crate) struct Generation {
     index: u32,
     source: Source,
@@ -17,7 +17,7 @@ pub(crate) struct Generation {
     /// Number of its tokens that are part of an output.
     taken: usize,
     text: TextStream,
-    parts: Parts,
+    parts: ChoiceParser,
     pace: Pace,
 }
 
@@ -39,7 +39,13 @@ enum Source {
 
 impl Generation {
     /// Creates a sequence; `stream` is `None` if there is nothing to generate.
-    pub(crate) fn new(index: u32, stream: Option<RequestStream>, text: TextStream, parts: Parts, pace: Pace) -> Self {
+    pub(crate) fn new(
+        index: u32,
+        stream: Option<RequestStream>,
+        text: TextStream,
+        parts: ChoiceParser,
+        pace: Pace,
+    ) -> Self {
         let source = stream.map_or(Source::Nothing, Source::Engine);
         Self { index, source, event: RequestEvent::default(), taken: 0, text, parts, pace }
     }

@@ -1,7 +1,7 @@
 //! The sequences of one request, from submission to their ends.
 
+mod choice_parser;
 mod generation;
-mod parts;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -25,10 +25,10 @@ use crate::request_log::OutputLog;
 use crate::trace::TracedSequences;
 use crate::workers::take_turns;
 
+use choice_parser::ChoiceParser;
 use generation::{Generation, Pace};
-use parts::Parts;
 
-pub(crate) use parts::{Calls, Parsing, append};
+pub(crate) use choice_parser::{Calls, Parsing, append};
 
 /// A prompt that fits the context.
 pub(crate) struct PreparedPrompt {
@@ -189,7 +189,7 @@ fn start(state: &AppState, submission: &Submission, index: usize) -> Result<Gene
     let Submission { prompts, sampling, .. } = submission;
     let prompt = &prompts[index / sampling.n as usize];
     let text = TextStream::new(Arc::clone(&state.text.tokenizer), &prompt.tokens, sampling.text.clone());
-    let parts = Parts::new(&submission.parsing);
+    let parts = ChoiceParser::new(&submission.parsing);
     let pace = Pace { include_stop: sampling.includes_stop(), interval: submission.interval };
     let stream = if prompt.max_tokens == 0 && !sampling.scores_prompt() {
         None

@@ -1,7 +1,7 @@
 //! The limits of one key and what counts against them.
 
 use std::num::NonZeroU32;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -9,6 +9,7 @@ use octavo_telemetry::{KeyLimit, KeyMetrics};
 
 use crate::error::ApiError;
 use crate::keys::bucket::Bucket;
+use crate::lock::lock;
 
 /// The limits of an entry; `None` for no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,7 +77,7 @@ impl Account {
 
     /// Changes the limits. What was used before still counts.
     pub(crate) fn limit(&self, limits: KeyLimits, now: Instant) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.refill(now);
         resize(&mut state.requests, limits.requests_per_minute, now);
         resize(&mut state.tokens, limits.tokens_per_minute, now);
@@ -89,7 +90,7 @@ impl Account {
     /// The key is over one of its limits, and the request counts against none.
     pub(crate) fn admit(self: &Arc<Self>, now: Instant) -> Result<Permit, ApiError> {
         self.metrics.received();
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.refill(now);
         if let Some(limit) = state.parallel.filter(|&limit| state.running >= limit) {
             return Err(self.refuse(KeyLimit::Parallel, &counted(limit, "parallel request"), RETRY_PARALLEL));
@@ -110,7 +111,7 @@ impl Account {
 
     /// Adds the headers that tell a client what is left.
     pub(crate) fn report(&self, headers: &mut HeaderMap, now: Instant) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.refill(now);
         for (bucket, [limit, left, reset]) in [(&state.requests, REQUEST_HEADERS), (&state.tokens, TOKEN_HEADERS)] {
             let Some(bucket) = bucket else { continue };
@@ -129,10 +130,6 @@ impl Account {
         let message =
             format!("The API key '{}' is over its limit of {over}. Please try again in {}.", self.name, spelled(wait));
         ApiError::rate_limited(kind, message, wait)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -173,7 +170,7 @@ pub(crate) struct Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let mut state = self.account.lock();
+        let mut state = lock(&self.account.state);
         state.running = state.running.saturating_sub(1);
     }
 }
@@ -182,7 +179,7 @@ impl Permit {
     /// Takes the tokens of prompts. Prompts that the allowance cannot hold need all of it. A refused request has been
     /// tokenised, so it still counts as a request.
     fn charge(&self, tokens: u64, now: Instant) -> Result<(), ApiError> {
-        let mut state = self.account.lock();
+        let mut state = lock(&self.account.state);
         state.refill(now);
         let Some(bucket) = &mut state.tokens else { return Ok(()) };
         let wait = bucket.wait(tokens);
@@ -196,14 +193,14 @@ impl Permit {
     }
 
     fn refund(&self, tokens: u64) {
-        if let Some(bucket) = &mut self.account.lock().tokens {
+        if let Some(bucket) = &mut lock(&self.account.state).tokens {
             bucket.put_back(tokens);
         }
     }
 
     fn generated(&self, tokens: u64) {
         self.account.metrics.generation_tokens(tokens);
-        if let Some(bucket) = &mut self.account.lock().tokens {
+        if let Some(bucket) = &mut lock(&self.account.state).tokens {
             bucket.take(tokens);
         }
     }

@@ -23,7 +23,7 @@ pub struct KeyHash([u8; 32]);
 
 impl KeyHash {
     /// The hash of a key.
-    pub fn of(key: &[u8]) -> Self {
+    pub fn new(key: &[u8]) -> Self {
         Self(Sha256::digest(key).into())
     }
 
@@ -113,7 +113,7 @@ impl ApiKeys {
     /// The keys of flags, of which empty ones are ignored, and those of a file.
     pub(crate) fn new(telemetry: Telemetry, numbered: &[String], entries: &[KeyEntry]) -> Self {
         let keys = numbered.iter().filter(|key| !key.is_empty());
-        let numbered: Vec<_> = keys.map(|key| KeyHash::of(key.as_bytes())).collect();
+        let numbered: Vec<_> = keys.map(|key| KeyHash::new(key.as_bytes())).collect();
         let required = !numbered.is_empty() || !entries.is_empty();
         let keys = Self(Arc::new(Inner { telemetry, numbered, required, current: RwLock::default() }));
         keys.replace(entries);
@@ -152,7 +152,7 @@ impl ApiKeys {
     /// The client that a key belongs to.
     pub(crate) fn find(&self, key: &[u8]) -> Option<Accepted> {
         let ring = Arc::clone(&self.0.current.read().unwrap_or_else(PoisonError::into_inner));
-        let (id, min_priority, account) = match ring.holders.get(&KeyHash::of(key))? {
+        let (id, min_priority, account) = match ring.holders.get(&KeyHash::new(key))? {
             Holder::Numbered(index) => (KeyId::Numbered(*index), None, None),
             Holder::Named { account, min_priority } => {
                 (KeyId::Named(Arc::clone(account.name())), *min_priority, Some(Arc::clone(account)))
@@ -180,7 +180,7 @@ pub(crate) mod tests {
     /// An entry with a limit of requests.
     pub(crate) fn entry(name: &str, keys: &[&str], requests_per_minute: u32) -> KeyEntry {
         let limits = KeyLimits { requests_per_minute: NonZeroU32::new(requests_per_minute), ..KeyLimits::default() };
-        let hashes = keys.iter().map(|key| KeyHash::of(key.as_bytes())).collect();
+        let hashes = keys.iter().map(|key| KeyHash::new(key.as_bytes())).collect();
         KeyEntry { name: name.into(), hashes, limits, min_priority: None }
     }
 
@@ -190,7 +190,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_hash_has_64_digits() {
-        let hash = KeyHash::of(b"abc");
+        let hash = KeyHash::new(b"abc");
         let text = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         assert_eq!(hash.to_string(), text);
         assert_eq!(KeyHash::from_hex(text), Some(hash));

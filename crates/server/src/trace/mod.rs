@@ -3,7 +3,7 @@
 mod sequences;
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use axum::body::Body;
@@ -16,6 +16,7 @@ use octavo_telemetry::{HttpOutcome, RequestSpan, TraceParent, TracedRequest, Tra
 use tracing::field::{Empty, display};
 use tracing::{Instrument, Span};
 
+use crate::lock::lock;
 use crate::route_table::Route;
 
 pub(crate) use sequences::TracedSequences;
@@ -76,7 +77,7 @@ impl RequestTrace {
     }
 
     /// The handle of a request that passed [`follow`].
-    pub(crate) fn of(request: &Request) -> Self {
+    pub(crate) fn from_request(request: &Request) -> Self {
         request.extensions().get().cloned().unwrap_or_default()
     }
 
@@ -120,10 +121,6 @@ impl RequestTrace {
             span.end(&request, http);
         }
     }
-}
-
-fn lock(begun: &Mutex<Begun>) -> MutexGuard<'_, Begun> {
-    begun.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Ends the span when dropped.

@@ -13,7 +13,7 @@ use crate::support::{Setup, TestServer, ok};
 fn entry(name: &str, limits: KeyLimits) -> KeyEntry {
     KeyEntry {
         name: name.into(),
-        hashes: vec![KeyHash::of(format!("key-{name}").as_bytes())],
+        hashes: vec![KeyHash::new(format!("key-{name}").as_bytes())],
         limits,
         min_priority: None,
     }
@@ -274,7 +274,7 @@ async fn keys_of_flags_and_of_the_file_go_together() {
     for key in ["flag", "key-a"] {
         assert_eq!(server.chat(json!({})).bearer_auth(key).send().await.unwrap().status(), 200);
     }
-    for key in ["a", "key-b", &KeyHash::of(b"key-a").to_string()] {
+    for key in ["a", "key-b", &KeyHash::new(b"key-a").to_string()] {
         assert_eq!(server.chat(json!({})).bearer_auth(key).send().await.unwrap().status(), 401, "{key}");
     }
     assert_eq!(server.chat(json!({})).send().await.unwrap().status(), 401);
@@ -301,7 +301,7 @@ async fn a_client_keeps_its_cache_and_its_responses_when_its_key_is_replaced() {
     assert_eq!((stored("key-a").await, stored("key-b").await), (200, 404));
 
     // The order in the file changes, too.
-    let rotated = KeyEntry { hashes: vec![KeyHash::of(b"new")], ..unlimited("a") };
+    let rotated = KeyEntry { hashes: vec![KeyHash::new(b"new")], ..unlimited("a") };
     server.keys.replace(&[unlimited("b"), unlimited("c"), rotated]);
     assert_eq!((stored("key-a").await, stored("new").await, stored("key-b").await), (401, 200, 404));
     assert_eq!((cached("new").await, cached("key-b").await, cached("key-c").await), (96, 96, 0));

@@ -1,6 +1,6 @@
 //! A tokenizer and a chat template for tests.
 
-use octavo_text::{SpecialTokens, Tokenizer};
+use octavo_text::{SpecialTokens, Tokenizer, byte_character};
 use serde_json::{Map, Value, json};
 
 /// Tokens beside the 256 bytes, from id 256 on.
@@ -33,8 +33,11 @@ pub fn tokenizer(more: &[&str]) -> Tokenizer {
 pub fn build(more: &[&str], post_processor: &Value, special: SpecialTokens) -> Tokenizer {
     let words = WORDS.iter().map(|word| word.bytes().map(symbol).collect());
     let added = SPECIALS.iter().chain(more).copied();
-    let tokens: Vec<String> =
-        (0..=255).map(|byte| symbol(byte).to_string()).chain(words).chain(added.clone().map(String::from)).collect();
+    let tokens: Vec<String> = (0..=255)
+        .map(|byte| byte_character(byte).to_string())
+        .chain(words)
+        .chain(added.clone().map(String::from))
+        .collect();
     let vocab: Map<String, Value> = tokens.into_iter().zip(0..).map(|(token, id)| (token, Value::from(id))).collect();
     let added: Vec<Value> = added
         .map(|token| {
@@ -50,13 +53,4 @@ pub fn build(more: &[&str], post_processor: &Value, special: SpecialTokens) -> T
                   "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocab, "merges": []},
     });
     Tokenizer::from_json(json.to_string().as_bytes(), special).unwrap()
-}
-
-/// The character that stands for a byte in a byte-level vocabulary.
-fn symbol(byte: u8) -> char {
-    let prints = |b: u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
-    if prints(byte) {
-        return char::from(byte);
-    }
-    char::from_u32(256 + (0..byte).filter(|&b| !prints(b)).count() as u32).unwrap()
 }

@@ -78,7 +78,7 @@ struct Frame {
 }
 
 impl Frame {
-    fn of(syntax: ToolSyntax) -> Self {
+    fn from_syntax(syntax: ToolSyntax) -> Self {
         let (markers, opening, bare, separators): (&[_], _, _, _) = match syntax {
             // Small models write one closing brace too many.
             ToolSyntax::Hermes => (&["<tool_call>", "</tool_call>"], 1, None, "}"),
@@ -163,7 +163,7 @@ pub(super) struct ToolParser {
 
 impl ToolParser {
     pub(super) fn new(syntax: ToolSyntax, tools: &[serde_json::Value]) -> Self {
-        let frame = Frame::of(syntax);
+        let frame = Frame::from_syntax(syntax);
         Self {
             syntax,
             tools: Arc::new(Tools::new(tools)),

@@ -47,11 +47,11 @@ enum At {
     /// At the start or after a message, before anything but the start of a header.
     Between,
     Header,
-    Body(Kind),
+    Body(ChannelKind),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum ChannelKind {
     Reasoning,
     Content,
     Call,
@@ -141,7 +141,7 @@ impl Harmony {
 
     /// Returns whether the text so far ends in reasoning.
     pub(super) fn is_open(&self) -> bool {
-        self.reasons && self.at == At::Body(Kind::Reasoning)
+        self.reasons && self.at == At::Body(ChannelKind::Reasoning)
     }
 
     /// Takes the next character and appends content to `content`.
@@ -187,16 +187,16 @@ impl Harmony {
         }
     }
 
-    fn body(&mut self, kind: Kind, character: char, sink: &mut Sink, content: &mut String) {
+    fn body(&mut self, kind: ChannelKind, character: char, sink: &mut Sink, content: &mut String) {
         match kind {
-            Kind::Call => sink.argument(character),
-            Kind::Reasoning if self.reasons => {
+            ChannelKind::Call => sink.argument(character),
+            ChannelKind::Reasoning if self.reasons => {
                 if self.reasoning.takes_break() {
                     sink.reasoning('\n');
                 }
                 sink.reasoning(character);
             }
-            Kind::Reasoning | Kind::Content => {
+            ChannelKind::Reasoning | ChannelKind::Content => {
                 if self.content.takes_break() {
                     content.push('\n');
                 }
@@ -249,7 +249,7 @@ impl Harmony {
     /// Ends a message or what looked like a header.
     fn end(&mut self, sink: &mut Sink, content: &mut String) {
         match self.at {
-            At::Body(Kind::Call) => sink.end(),
+            At::Body(ChannelKind::Call) => sink.end(),
             At::Body(_) => {}
             At::Between if self.raw.trim().is_empty() => {}
             At::Between | At::Header => self.give_back(content),
@@ -268,11 +268,11 @@ impl Harmony {
         let kind = match (function, &self.tools) {
             (Some(name), Some(_)) if !name.is_empty() => {
                 sink.begin(name.to_owned());
-                Kind::Call
+                ChannelKind::Call
             }
             (Some(_), _) => return self.give_back(content),
-            (None, _) if recipient.is_some() || self.header.is_analysis() => Kind::Reasoning,
-            _ => Kind::Content,
+            (None, _) if recipient.is_some() || self.header.is_analysis() => ChannelKind::Reasoning,
+            _ => ChannelKind::Content,
         };
         self.at = At::Body(kind);
         self.reasoning.message();
@@ -287,21 +287,21 @@ impl Harmony {
             self.content.begun = true;
             content.push_str(&std::mem::take(&mut self.raw));
         }
-        self.at = At::Body(Kind::Content);
+        self.at = At::Body(ChannelKind::Content);
         self.header = Header::default();
     }
 }
 
 /// Returns the kind of the message in which the prompt ends, which the model continues.
-fn continued(prompt: &str) -> Option<Kind> {
+fn continued(prompt: &str) -> Option<ChannelKind> {
     let turn = &prompt[prompt.rfind(MARKERS[START])?..];
     let (header, body) = turn.split_once(MARKERS[MESSAGE])?;
     let ended = MARKERS[MESSAGE + 1..].iter().any(|end| body.contains(end));
-    let kind = if header.contains("analysis") { Kind::Reasoning } else { Kind::Content };
+    let kind = if header.contains("analysis") { ChannelKind::Reasoning } else { ChannelKind::Content };
     (!ended).then_some(kind)
 }
 
 /// Returns whether the prompt ends in the answer, so that no reasoning follows.
 pub(super) fn is_answering(prompt: &str) -> bool {
-    continued(prompt) == Some(Kind::Content)
+    continued(prompt) == Some(ChannelKind::Content)
 }

@@ -11,12 +11,12 @@ use crate::escape::escape_json;
 #[derive(Debug, Default)]
 pub(super) struct Tools {
     /// Parameters of each function by its name.
-    functions: HashMap<String, HashMap<String, Kind>>,
+    functions: HashMap<String, HashMap<String, ArgumentKind>>,
 }
 
 /// Type of a parameter according to the schema, for syntaxes without types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Kind {
+pub(super) struct ArgumentKind {
     shape: Shape,
     nullable: bool,
 }
@@ -31,7 +31,7 @@ enum Shape {
     Json,
 }
 
-impl Kind {
+impl ArgumentKind {
     /// Type of a parameter that the schema does not describe.
     pub(super) const TEXT: Self = Self { shape: Shape::Text, nullable: false };
 
@@ -39,7 +39,7 @@ impl Kind {
     pub(super) const JSON: Self = Self { shape: Shape::Json, nullable: false };
 
     /// Returns the first type in the schema other than `null`.
-    fn of(schema: &Value) -> Self {
+    fn from_schema(schema: &Value) -> Self {
         let options = ["anyOf", "oneOf"].into_iter().filter_map(|key| schema.get(key)?.as_array()).flatten();
         let mut kind = None;
         let mut nullable = false;
@@ -121,7 +121,7 @@ impl Tools {
             let function = definition.get("function")?;
             let properties = function.get("parameters").and_then(|schema| schema.get("properties"));
             let kinds = properties.and_then(Value::as_object).into_iter().flatten();
-            let kinds = kinds.map(|(name, schema)| (name.clone(), Kind::of(schema))).collect();
+            let kinds = kinds.map(|(name, schema)| (name.clone(), ArgumentKind::from_schema(schema))).collect();
             Some((function.get("name")?.as_str()?.to_owned(), kinds))
         });
         Self { functions: functions.collect() }
@@ -131,8 +131,8 @@ impl Tools {
         self.functions.contains_key(function)
     }
 
-    pub(super) fn kind(&self, function: &str, parameter: &str) -> Kind {
-        self.functions.get(function).and_then(|kinds| kinds.get(parameter)).copied().unwrap_or(Kind::TEXT)
+    pub(super) fn kind(&self, function: &str, parameter: &str) -> ArgumentKind {
+        self.functions.get(function).and_then(|kinds| kinds.get(parameter)).copied().unwrap_or(ArgumentKind::TEXT)
     }
 }
 
@@ -162,7 +162,7 @@ mod tests {
             (json!({"enum": ["a", "b"]}), "a", json!("a")),
             (json!({}), "{}", json!("{}")),
         ] {
-            let json = Kind::of(&schema).json(text);
+            let json = ArgumentKind::from_schema(&schema).json(text);
             assert_eq!(serde_json::from_str::<Value>(&json).unwrap(), value, "{schema} {text}");
         }
     }
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn deep_values_stay_text() {
         let deep = "[".repeat(100_000);
-        let json = Kind::of(&json!({"type": "array"})).json(&deep);
+        let json = ArgumentKind::from_schema(&json!({"type": "array"})).json(&deep);
         assert_eq!(serde_json::from_str::<Value>(&json).unwrap(), json!(deep));
     }
 
@@ -194,7 +194,7 @@ mod tests {
             json!(null),
         ]);
         assert!(tools.contains("f") && tools.contains("g") && !tools.contains("web_search"));
-        assert_eq!(tools.kind("f", "n"), Kind { shape: Shape::Number, nullable: false });
+        assert_eq!(tools.kind("f", "n"), ArgumentKind { shape: Shape::Number, nullable: false });
         assert!(tools.kind("f", "x").is_text() && tools.kind("g", "n").is_text() && tools.kind("h", "n").is_text());
     }
 }

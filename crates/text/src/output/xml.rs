@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::calls::{Body, Step};
 use super::markers::{Expect, Markers};
 use super::sink::Sink;
-use super::tools::{Kind, Tools};
+use super::tools::{ArgumentKind, Tools};
 use crate::escape::escape_json;
 
 /// Tags of one syntax.
@@ -88,7 +88,7 @@ pub(super) struct Xml {
     function: String,
     /// Opening tag that is being read: of the function, or of a parameter.
     header: String,
-    kind: Kind,
+    kind: ArgumentKind,
     /// Part of a parameter's value that has not been passed on.
     value: String,
     /// Text between parameters, which becomes content after the call.
@@ -141,8 +141,8 @@ impl Xml {
         escape_json(name, &mut json);
         json.push_str("\": ");
         self.kind = match attributes.trim() {
-            "string=\"true\"" => Kind::TEXT,
-            "string=\"false\"" => Kind::JSON,
+            "string=\"true\"" => ArgumentKind::TEXT,
+            "string=\"false\"" => ArgumentKind::JSON,
             "" => self.tools.kind(&self.function, name),
             // The value, if the end of the tag is missing.
             _ => return Step::Broken,

@@ -145,7 +145,7 @@ impl LazyEncoder {
             ModelWrapper::WordPiece(model) if model.max_input_chars_per_word > WORD_PIECE_CHARACTERS => return None,
             _ => {}
         }
-        let (raw, normalized) = AddedTokens::of(inner)?;
+        let (raw, normalized) = AddedTokens::from_tokenizer(inner)?;
         let mut encoder = Self {
             raw,
             normalizers: vec![],
@@ -467,7 +467,7 @@ impl Metaspace {
 
 impl AddedTokens {
     /// The tokens that are found before and after normalisation; `None` if one of them cannot be normalised.
-    fn of(inner: &tokenizers::Tokenizer) -> Option<(Option<Self>, Option<Self>)> {
+    fn from_tokenizer(inner: &tokenizers::Tokenizer) -> Option<(Option<Self>, Option<Self>)> {
         let (mut raw, mut normalized) = (vec![], vec![]);
         for (id, token) in inner.get_added_tokens_decoder() {
             if !token.normalized {

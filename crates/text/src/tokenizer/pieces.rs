@@ -95,16 +95,22 @@ pub(super) fn byte_token(token: &str) -> Option<u8> {
     (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok()).flatten()
 }
 
-/// Returns GPT-2's map from characters to bytes: printable Latin-1 stands for itself, and the 68 other bytes are U+0100
-/// and up, in order.
+/// Returns the character of a byte in GPT-2's byte-level vocabularies: printable Latin-1 stands for itself, and the 68 other
+/// bytes are U+0100 and up, in order.
+pub fn byte_character(byte: u8) -> char {
+    let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..);
+    if printable(byte) {
+        return char::from(byte);
+    }
+    let others = (0..byte).filter(|&other| !printable(other)).count();
+    char::from_u32(0x100 + others as u32).unwrap_or(char::REPLACEMENT_CHARACTER)
+}
+
+/// Returns the map from those characters to their bytes.
 pub(super) fn byte_characters() -> [Option<u8>; 0x180] {
     let mut map = [None; 0x180];
-    let mut next = 0x100;
     for byte in 0..=u8::MAX {
-        let printable = matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..);
-        let character = if printable { usize::from(byte) } else { next };
-        map[character] = Some(byte);
-        next += usize::from(!printable);
+        map[byte_character(byte) as usize] = Some(byte);
     }
     map
 }

@@ -176,17 +176,17 @@ fn vllms_variable_sets_a_key_unless_a_flag_does() {
 
 #[test]
 fn bodies_as_large_as_allowed_have_room() {
-    let of = |line: &[&str]| Settings::of_server(&args(line), &|_: &str| None).unwrap().server.connection;
-    assert_eq!(of(&[]), ConnectionLimits::default());
+    let connection = |line: &[&str]| Settings::of_server(&args(line), &|_: &str| None).unwrap().server.connection;
+    assert_eq!(connection(&[]), ConnectionLimits::default());
     assert_eq!(ConnectionLimits::default().max_body_bytes, 100 << 20);
-    let small = of(&["--max-body-bytes", "1000"]);
+    let small = connection(&["--max-body-bytes", "1000"]);
     assert_eq!(
         (small.max_body_bytes, small.max_buffered_bytes),
         (1000, ConnectionLimits::default().max_buffered_bytes)
     );
-    assert_eq!(of(&["--max-response-bytes", "1000"]).max_response_bytes, 1000);
-    assert_eq!(of(&["--max-connections", "10"]).max_connections, 10);
-    let large = of(&["--max-body-bytes", "1000000000"]);
+    assert_eq!(connection(&["--max-response-bytes", "1000"]).max_response_bytes, 1000);
+    assert_eq!(connection(&["--max-connections", "10"]).max_connections, 10);
+    let large = connection(&["--max-body-bytes", "1000000000"]);
     assert_eq!((large.max_body_bytes, large.max_buffered_bytes), (1_000_000_000, 4_000_000_000));
 }
 

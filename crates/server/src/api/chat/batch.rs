@@ -24,14 +24,15 @@ async fn run(state: &AppState, request: Request) -> Result<Response, ApiError> {
     let grammar = prepared.first_mut().and_then(|first| first.grammar.take());
     let meter = prepared.first().map(|first| first.submission.origin.meter.clone()).unwrap_or_default();
     let tokens = prepared.iter().map(|each| each.submission.prompt_tokens()).sum();
-    let (submissions, wires): (Vec<_>, Vec<_>) = prepared.into_iter().map(|each| (each.submission, each.wire)).unzip();
+    let (submissions, formats): (Vec<_>, Vec<_>) =
+        prepared.into_iter().map(|each| (each.submission, each.format)).unzip();
     let running = submit(state, grammar, move |state, grammar| {
         // If the engine rejects one of them, dropping the others aborts them.
         let submit = |each: Submission| Choices::submit(state, each.restricted_by(grammar.clone()));
         meter.submit(tokens, || submissions.into_iter().map(submit).collect::<Result<Vec<_>, _>>())
     });
     let running = running.await?;
-    let answers = running.into_iter().zip(&wires).map(|(choices, wire)| collect(choices, wire));
+    let answers = running.into_iter().zip(&formats).map(|(choices, format)| collect(choices, format));
     let answers = try_join_all(answers).await?;
-    Ok(Conversations(wires).whole(answers))
+    Ok(Conversations(formats).whole(answers))
 }

@@ -6,10 +6,10 @@ use octavo_media::ProcessedImage;
 use serde_json::Value;
 
 use crate::api::chat::request::ChatRequest;
-use crate::api::chat::stream::ChatWire;
+use crate::api::chat::stream::ChatFormat;
 use crate::api::shared::conversation::{Conversation, ConversationSettings, conversation};
 use crate::api::shared::convert::{Prepared, envelope, spelling, stream_options};
-use crate::api::shared::headers::Headers;
+use crate::api::shared::headers::RequestHeaders;
 use crate::api::shared::response::UsageDetails;
 use crate::api::shared::size::ResponseSize;
 use crate::api::shared::staged::{Staged, images_of};
@@ -18,7 +18,11 @@ use crate::choices::{Calls, Submission};
 use crate::error::ApiError;
 
 /// Prepares a chat request.
-pub(crate) fn chat(state: &AppState, body: &[u8], headers: &Headers) -> Result<Staged<Prepared<ChatWire>>, ApiError> {
+pub(crate) fn chat(
+    state: &AppState,
+    body: &[u8],
+    headers: &RequestHeaders,
+) -> Result<Staged<Prepared<ChatFormat>>, ApiError> {
     let request = ChatRequest::parse(body)?;
     let shared = ConversationSettings::new(state, &request)?;
     let (images, headers) = (images_of(state, &request, headers)?, headers.clone());
@@ -29,8 +33,8 @@ pub(crate) fn chat(state: &AppState, body: &[u8], headers: &Headers) -> Result<S
 pub(crate) fn batch(
     state: &AppState,
     body: &[u8],
-    headers: &Headers,
-) -> Result<Staged<Vec<Prepared<ChatWire>>>, ApiError> {
+    headers: &RequestHeaders,
+) -> Result<Staged<Vec<Prepared<ChatFormat>>>, ApiError> {
     let (mut request, conversations) = ChatRequest::parse_batch(body)?;
     let limit = state.config.max_sequences;
     if conversations.len() > limit {
@@ -60,11 +64,11 @@ struct BatchedMessages {
 fn conversations_of(
     state: &AppState,
     mut request: ChatRequest,
-    headers: &Headers,
+    headers: &RequestHeaders,
     shared: ConversationSettings,
     conversations: Vec<BatchedMessages>,
     mut images: &[Arc<ProcessedImage>],
-) -> Result<Vec<Prepared<ChatWire>>, ApiError> {
+) -> Result<Vec<Prepared<ChatFormat>>, ApiError> {
     let (mut batch, mut size) = (Vec::with_capacity(conversations.len()), ResponseSize::new(1));
     for (index, conversation) in conversations.into_iter().enumerate() {
         request.messages = conversation.messages;
@@ -85,10 +89,10 @@ fn conversations_of(
 fn prepare(
     state: &AppState,
     request: &ChatRequest,
-    headers: &Headers,
+    headers: &RequestHeaders,
     shared: ConversationSettings,
     images: &[Arc<ProcessedImage>],
-) -> Result<(Prepared<ChatWire>, usize), ApiError> {
+) -> Result<(Prepared<ChatFormat>, usize), ApiError> {
     let Conversation { id, submission, grammar, prompt, text } = conversation(state, request, headers, shared, images)?;
     let (common, api) = (&request.common, &state.config.api);
     let last = request.messages.last();
@@ -99,7 +103,7 @@ fn prepare(
     let echo = last.filter(|message| request.echo && message.get("role").and_then(Value::as_str) == Some(role));
     let bytes = check_size(state, request, &submission, echo)?;
     let parsing = &submission.parsing;
-    let wire = ChatWire {
+    let format = ChatFormat {
         envelope: envelope(state, &submission.model, format!("chatcmpl-{id}")),
         n: submission.sampling.n,
         prompt,
@@ -117,7 +121,7 @@ fn prepare(
         },
         parses: parsing.reasoning.is_some() || !matches!(parsing.calls, Calls::None),
     };
-    Ok((Prepared { submission, wire, stream: stream_options(state, common), grammar }, bytes))
+    Ok((Prepared { submission, format, stream: stream_options(state, common), grammar }, bytes))
 }
 
 /// Refuses a request whose response would be too large, and returns the estimated size, in bytes. Tokens count as generated as far as the request limits them.

@@ -4,7 +4,7 @@ use octavo_text::TemplateError;
 use serde_json::{Map, Value};
 
 use crate::api::shared::common::CommonFields;
-use crate::api::shared::fields::Fields;
+use crate::api::shared::fields::JsonFields;
 use crate::api::shared::places::{Place, PlacedMessages};
 use crate::api::shared::tools::{ToolChoice, ToolForm, Tools, WantedTool};
 use crate::api::shared::unserved;
@@ -51,7 +51,7 @@ impl ChatRequest {
 
     /// Reads a body whose prompt ends with the start of an answer if it says so, or else if `starts_answer`.
     pub(crate) fn parse_with(body: &[u8], starts_answer: bool) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse(body)?;
+        let mut fields = JsonFields::parse(body)?;
         let messages = messages(&mut fields);
         Self::read(fields, messages, starts_answer)
     }
@@ -59,7 +59,7 @@ impl ChatRequest {
     /// Reads a body whose messages are those of several conversations, and returns the request without messages, and the
     /// messages of each conversation.
     pub(crate) fn parse_batch(body: &[u8]) -> Result<(Self, Vec<Vec<Value>>), ApiError> {
-        let mut fields = Fields::parse(body)?;
+        let mut fields = JsonFields::parse(body)?;
         let conversations = conversations(&mut fields);
         if fields.get("stream").unwrap_or(false) {
             fields.value_error(
@@ -76,7 +76,7 @@ impl ChatRequest {
         Ok((Self::read(fields, vec![], true)?, conversations))
     }
 
-    fn read(mut fields: Fields<'_>, messages: Vec<Value>, starts_answer: bool) -> Result<Self, ApiError> {
+    fn read(mut fields: JsonFields<'_>, messages: Vec<Value>, starts_answer: bool) -> Result<Self, ApiError> {
         unserved::refuse(&mut fields, Route::Chat);
         let (add_generation_prompt, continue_final_message) = prompt_end(&mut fields, starts_answer);
         let request = Self {
@@ -180,7 +180,7 @@ fn check_tool(tool: &Value, index: usize) -> Result<(), FieldError> {
     }
 }
 
-fn tool_choice(fields: &mut Fields<'_>) -> WantedTool {
+fn tool_choice(fields: &mut JsonFields<'_>) -> WantedTool {
     if fields.raw("tool_choice").is_none() {
         return WantedTool::Unset;
     }
@@ -193,7 +193,7 @@ fn tool_choice(fields: &mut Fields<'_>) -> WantedTool {
     choice.map_or(WantedTool::Unknown, WantedTool::Choice)
 }
 
-fn check_combinations(request: &ChatRequest, fields: &mut Fields<'_>) {
+fn check_combinations(request: &ChatRequest, fields: &mut JsonFields<'_>) {
     if request.logprobs.is_none() && !request.common.logprob_token_ids.is_empty() {
         fields.value_error("logprob_token_ids", "when using `logprob_token_ids`, `logprobs` must be set to true.");
     }
@@ -203,7 +203,7 @@ fn check_combinations(request: &ChatRequest, fields: &mut Fields<'_>) {
     }
 }
 
-fn thinking_token_budget(fields: &mut Fields<'_>) -> Option<u32> {
+fn thinking_token_budget(fields: &mut JsonFields<'_>) -> Option<u32> {
     let budget: i64 = fields.get("thinking_token_budget")?;
     if budget < -1 {
         fields.value_error("thinking_token_budget", "thinking_token_budget must be -1 or at least 0.");
@@ -213,7 +213,7 @@ fn thinking_token_budget(fields: &mut Fields<'_>) -> Option<u32> {
 
 /// Whether the prompt ends with the start of a new message, by default if `starts_answer`, and whether it ends inside the
 /// last message.
-fn prompt_end(fields: &mut Fields<'_>, starts_answer: bool) -> (bool, bool) {
+fn prompt_end(fields: &mut JsonFields<'_>, starts_answer: bool) -> (bool, bool) {
     let continue_final = fields.get("continue_final_message").unwrap_or(false);
     let add_generation = fields.get("add_generation_prompt").unwrap_or(starts_answer);
     if continue_final && add_generation {
@@ -223,7 +223,7 @@ fn prompt_end(fields: &mut Fields<'_>, starts_answer: bool) -> (bool, bool) {
     (add_generation, continue_final)
 }
 
-fn logprobs(fields: &mut Fields<'_>) -> Option<i64> {
+fn logprobs(fields: &mut JsonFields<'_>) -> Option<i64> {
     let wanted = fields.get("logprobs").unwrap_or(false);
     let top: Option<i64> = fields.get("top_logprobs");
     if let Some(top) = top {
@@ -236,7 +236,7 @@ fn logprobs(fields: &mut Fields<'_>) -> Option<i64> {
     wanted.then(|| top.unwrap_or(0))
 }
 
-fn template_kwargs(fields: &mut Fields<'_>) -> Map<String, Value> {
+fn template_kwargs(fields: &mut JsonFields<'_>) -> Map<String, Value> {
     let mut kwargs: Map<String, Value> = fields.get("chat_template_kwargs").unwrap_or_default();
     if let Some(effort) = fields.get::<String>("reasoning_effort") {
         if !EFFORTS.contains(&effort.as_str()) {
@@ -266,7 +266,7 @@ pub(crate) fn joined(role: &str, content: Value) -> Value {
     texts.map_or(content, |texts| texts.join("\n").into())
 }
 
-fn messages(fields: &mut Fields<'_>) -> Vec<Value> {
+fn messages(fields: &mut JsonFields<'_>) -> Vec<Value> {
     if fields.raw("messages").is_none() {
         fields.missing("messages");
         return vec![];
@@ -278,7 +278,7 @@ fn messages(fields: &mut Fields<'_>) -> Vec<Value> {
 }
 
 /// The messages of each conversation of a batch. There are at least one conversation and one message in each.
-fn conversations(fields: &mut Fields<'_>) -> Vec<Vec<Value>> {
+fn conversations(fields: &mut JsonFields<'_>) -> Vec<Vec<Value>> {
     const EMPTY: &str = "List should have at least 1 item after validation, not 0";
     if fields.raw("messages").is_none() {
         fields.missing("messages");

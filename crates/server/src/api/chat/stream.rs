@@ -14,12 +14,12 @@ use crate::api::chat::response::{
 use crate::api::shared::logprobs::Spelling;
 use crate::api::shared::response::{Finish, Null, Usage, UsageDetails};
 use crate::api::shared::sse::{Events, Extras};
-use crate::api::shared::stream::{Envelope, Whole, Wire, token_ids};
+use crate::api::shared::stream::{Envelope, FullResponse, ResponseFormat, token_ids};
 use crate::choices::Output;
 use crate::error::ApiError;
 
-/// The chat route's [`Wire`].
-pub(crate) struct ChatWire {
+/// The chat route's [`ResponseFormat`].
+pub(crate) struct ChatFormat {
     pub(crate) envelope: Envelope,
     pub(crate) n: u32,
     pub(crate) prompt: Arc<[u32]>,
@@ -39,7 +39,7 @@ pub(crate) struct ChatWire {
     pub(crate) parses: bool,
 }
 
-impl ChatWire {
+impl ChatFormat {
     fn event<'a>(&'a self, choices: &'a [ChatChunkChoice<'a>], extras: Extras) -> ChatChunk<'a> {
         let Envelope { id, created, model, fingerprint } = &self.envelope;
         ChatChunk {
@@ -55,7 +55,7 @@ impl ChatWire {
         }
     }
 
-    fn choice(&self, index: usize, whole: Whole) -> ChatChoice<'_> {
+    fn choice(&self, index: usize, whole: FullResponse) -> ChatChoice<'_> {
         ChatChoice {
             index: index as u32,
             logprobs: self.logprobs.map(|top| self.spelling.chat(&whole.tokens, top)),
@@ -157,7 +157,7 @@ fn join<'a>(text: &mut Option<Cow<'a, str>>, more: &'a str) {
     }
 }
 
-impl Wire for ChatWire {
+impl ResponseFormat for ChatFormat {
     fn choices(&self) -> usize {
         self.n as usize
     }
@@ -209,7 +209,7 @@ impl Wire for ChatWire {
         events.push(&self.event(&[], Extras { usage: Some(usage), fingerprint: true }));
     }
 
-    fn whole(self, mut choices: Vec<Whole>, usage: Usage) -> Response {
+    fn whole(self, mut choices: Vec<FullResponse>, usage: Usage) -> Response {
         let prompt_logprobs = choices.first_mut().map(|first| std::mem::take(&mut first.prompt_logprobs));
         let choices = choices.into_iter().enumerate().map(|(index, whole)| self.choice(index, whole)).collect();
         let prompt_logprobs = prompt_logprobs.filter(|_| self.prompt_logprobs);
@@ -223,20 +223,20 @@ impl Wire for ChatWire {
     }
 }
 
-/// The wires of a batch, one for each conversation.
-pub(crate) struct Conversations(pub(crate) Vec<ChatWire>);
+/// The formats of a batch, one for each conversation.
+pub(crate) struct Conversations(pub(crate) Vec<ChatFormat>);
 
 impl Conversations {
     /// One body with a choice for each conversation. It has no fields of a single prompt.
-    pub(crate) fn whole(&self, answers: Vec<(Vec<Whole>, Usage)>) -> Response {
+    pub(crate) fn whole(&self, answers: Vec<(Vec<FullResponse>, Usage)>) -> Response {
         let mut total = Usage::default();
         let mut choices = Vec::with_capacity(answers.len());
-        for (index, (wire, (wholes, usage))) in self.0.iter().zip(answers).enumerate() {
+        for (index, (format, (responses, usage))) in self.0.iter().zip(answers).enumerate() {
             total.prompt_tokens += usage.prompt_tokens;
             total.cached_tokens += usage.cached_tokens;
             total.completion_tokens += usage.completion_tokens;
             total.reasoning_tokens += usage.reasoning_tokens;
-            choices.extend(wholes.into_iter().map(|whole| wire.choice(index, whole)));
+            choices.extend(responses.into_iter().map(|whole| format.choice(index, whole)));
         }
         match self.0.first() {
             Some(first) => Json(first.completion(choices, total)).into_response(),

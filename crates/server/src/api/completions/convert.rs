@@ -1,10 +1,10 @@
 //! Completion requests.
 
 use crate::api::completions::request::{CompletionRequest, Prompt};
-use crate::api::completions::stream::CompletionWire;
+use crate::api::completions::stream::CompletionFormat;
 use crate::api::shared::common::Truncation;
 use crate::api::shared::convert::{Prepared, envelope, restrictions, spelling, stream_interval, stream_options};
-use crate::api::shared::headers::Headers;
+use crate::api::shared::headers::RequestHeaders;
 use crate::api::shared::prompt::{fit, tokenise};
 use crate::api::shared::response::UsageDetails;
 use crate::api::shared::sampling::{OutputLimit, Sampling};
@@ -22,16 +22,16 @@ const DEFAULT_COMPLETION_TOKENS: i64 = 16;
 pub(crate) fn completion(
     state: &AppState,
     body: &[u8],
-    headers: &Headers,
-) -> Result<Staged<Prepared<CompletionWire>>, ApiError> {
+    headers: &RequestHeaders,
+) -> Result<Staged<Prepared<CompletionFormat>>, ApiError> {
     prepare(state, CompletionRequest::parse(body)?, headers).map(Staged::Ready)
 }
 
 pub(crate) fn prepare(
     state: &AppState,
     request: CompletionRequest,
-    headers: &Headers,
-) -> Result<Prepared<CompletionWire>, ApiError> {
+    headers: &RequestHeaders,
+) -> Result<Prepared<CompletionFormat>, ApiError> {
     let (common, config) = (&request.common, &state.config);
     let model = state.resolve_model(common.model.as_deref())?;
     let limit = OutputLimit {
@@ -60,7 +60,7 @@ pub(crate) fn prepare(
     });
     check_size(state, &request, &sampling, &prompts, echo.as_deref())?;
     let id = headers.id(common.request_id.as_ref());
-    let wire = CompletionWire {
+    let format = CompletionFormat {
         envelope: envelope(state, &model, format!("cmpl-{id}")),
         n: sampling.n,
         prompts: prompts.iter().map(|prompt| prompt.tokens.clone()).collect(),
@@ -87,7 +87,7 @@ pub(crate) fn prepare(
         interval: stream_interval(state, common),
     };
     let stream = stream_options(state, common);
-    Ok(Prepared { submission, wire, stream, grammar: request.common.grammar })
+    Ok(Prepared { submission, format, stream, grammar: request.common.grammar })
 }
 
 /// Refuses a request whose response would be too large.

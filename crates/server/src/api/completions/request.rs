@@ -3,7 +3,7 @@
 use serde_json::value::RawValue;
 
 use crate::api::shared::common::CommonFields;
-use crate::api::shared::fields::{Fields, Limited};
+use crate::api::shared::fields::{JsonFields, Limited};
 use crate::api::shared::unserved;
 use crate::api::shared::unserved::Route;
 use crate::error::ApiError;
@@ -36,7 +36,7 @@ pub(crate) struct CompletionRequest {
 impl CompletionRequest {
     /// Reads a body.
     pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse(body)?;
+        let mut fields = JsonFields::parse(body)?;
         unserved::refuse(&mut fields, Route::Completion);
         let request = Self {
             common: CommonFields::read(&mut fields),
@@ -54,7 +54,7 @@ impl CompletionRequest {
 }
 
 /// The prompts of the field `name`, at least one.
-pub(crate) fn prompts(fields: &mut Fields<'_>, name: &str) -> Vec<Prompt> {
+pub(crate) fn prompts(fields: &mut JsonFields<'_>, name: &str) -> Vec<Prompt> {
     let Some(raw) = fields.raw(name) else {
         fields.value_error(name, NO_PROMPT);
         return vec![];

@@ -10,11 +10,11 @@ use crate::api::completions::response::{Completion, CompletionChoice, Completion
 use crate::api::shared::logprobs::Spelling;
 use crate::api::shared::response::{CompletionLogprobs, Finish, Null, Usage, UsageDetails};
 use crate::api::shared::sse::{Events, Extras};
-use crate::api::shared::stream::{Envelope, Whole, Wire, text_of, token_ids};
+use crate::api::shared::stream::{Envelope, FullResponse, ResponseFormat, text_of, token_ids};
 use crate::choices::Output;
 
-/// The completion route's [`Wire`].
-pub(crate) struct CompletionWire {
+/// The completion route's [`ResponseFormat`].
+pub(crate) struct CompletionFormat {
     pub(crate) envelope: Envelope,
     pub(crate) n: u32,
     pub(crate) prompts: Vec<Arc<[u32]>>,
@@ -30,7 +30,7 @@ pub(crate) struct CompletionWire {
     pub(crate) sent: Vec<Option<usize>>,
 }
 
-impl CompletionWire {
+impl CompletionFormat {
     fn event<'a>(&'a self, choices: &'a [CompletionChunkChoice<'a>], extras: Extras) -> CompletionChunk<'a> {
         let Envelope { id, created, model, fingerprint } = &self.envelope;
         CompletionChunk {
@@ -80,7 +80,7 @@ impl CompletionWire {
     }
 }
 
-impl Wire for CompletionWire {
+impl ResponseFormat for CompletionFormat {
     fn choices(&self) -> usize {
         self.prompts.len() * self.n as usize
     }
@@ -114,8 +114,8 @@ impl Wire for CompletionWire {
         events.push(&self.event(&[], Extras { usage: Some(usage), fingerprint: true }));
     }
 
-    fn whole(self, choices: Vec<Whole>, usage: Usage) -> Response {
-        let choice = |(index, whole): (usize, Whole)| {
+    fn whole(self, choices: Vec<FullResponse>, usage: Usage) -> Response {
+        let choice = |(index, whole): (usize, FullResponse)| {
             let prompt = &self.prompts[self.prompt_of(index as u32)];
             let (logprobs, _) = self.logprobs(index as u32, &whole.tokens, &whole.prompt_logprobs, None);
             CompletionChoice {

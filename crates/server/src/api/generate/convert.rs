@@ -1,9 +1,9 @@
 //! Requests of POST /generate.
 
 use crate::api::completions::request::{CompletionRequest, Prompt};
-use crate::api::generate::stream::LegacyWire;
+use crate::api::generate::stream::GenerateFormat;
 use crate::api::shared::convert::Prepared;
-use crate::api::shared::headers::Headers;
+use crate::api::shared::headers::RequestHeaders;
 use crate::api::shared::size::ResponseSize;
 use crate::api::shared::staged::Staged;
 use crate::app::AppState;
@@ -16,17 +16,17 @@ use crate::api::completions::convert::prepare;
 pub(crate) fn legacy(
     state: &AppState,
     body: &[u8],
-    headers: &Headers,
-) -> Result<Staged<Prepared<LegacyWire>>, ApiError> {
+    headers: &RequestHeaders,
+) -> Result<Staged<Prepared<GenerateFormat>>, ApiError> {
     let request = CompletionRequest::parse(body)?;
     let [Prompt::Text(prompt)] = &request.prompts[..] else {
         return Err(ApiError::bad_request("prompt must be one string.").with_param("prompt"));
     };
     let prompt = prompt.clone();
-    let Prepared { submission, wire, stream, grammar } = prepare(state, request, headers)?;
+    let Prepared { submission, format, stream, grammar } = prepare(state, request, headers)?;
     check_repeats(state, &prompt, &submission, stream.is_some())?;
-    let wire = LegacyWire { prompt_tokens: wire.prompts[0].len(), texts: vec![prompt; wire.n as usize] };
-    Ok(Staged::Ready(Prepared { submission, wire, stream, grammar }))
+    let format = GenerateFormat { prompt_tokens: format.prompts[0].len(), texts: vec![prompt; format.n as usize] };
+    Ok(Staged::Ready(Prepared { submission, format, stream, grammar }))
 }
 
 /// Refuses a request of POST /generate whose response would be too large: every line of a stream repeats the prompt.

@@ -6,18 +6,18 @@ use serde_json::json;
 
 use crate::api::shared::response::Usage;
 use crate::api::shared::sse::{Events, Extras};
-use crate::api::shared::stream::{Whole, Wire, text_of};
+use crate::api::shared::stream::{FullResponse, ResponseFormat, text_of};
 use crate::choices::Output;
 use crate::error::ApiError;
 
-/// The [`Wire`] of POST /generate: prompt and completion are one text, which every line of a stream repeats.
-pub(crate) struct LegacyWire {
+/// The [`ResponseFormat`] of POST /generate: prompt and completion are one text, which every line of a stream repeats.
+pub(crate) struct GenerateFormat {
     pub(crate) prompt_tokens: usize,
     /// Prompt and completion so far of each choice.
     pub(crate) texts: Vec<String>,
 }
 
-impl Wire for LegacyWire {
+impl ResponseFormat for GenerateFormat {
     const STREAM_TYPE: &'static str = "application/x-ndjson";
     const COMMENTS: bool = false;
 
@@ -44,7 +44,7 @@ impl Wire for LegacyWire {
         events.line(&error.body());
     }
 
-    fn whole(mut self, choices: Vec<Whole>, _: Usage) -> Response {
+    fn whole(mut self, choices: Vec<FullResponse>, _: Usage) -> Response {
         for (text, whole) in self.texts.iter_mut().zip(choices) {
             text.push_str(&text_of(whole.parts));
         }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use crate::api::messages::request::{MessagesRequest, Thinking};
-use crate::api::messages::stream::{Blocks, MessagesWire};
+use crate::api::messages::stream::{Blocks, MessagesFormat};
 use crate::api::shared::conversation::{Conversation, ConversationSettings, conversation};
 use crate::api::shared::convert::Prepared;
-use crate::api::shared::headers::Headers;
+use crate::api::shared::headers::RequestHeaders;
 use crate::api::shared::staged::{Staged, images_of};
 use crate::app::AppState;
 use crate::error::ApiError;
@@ -15,8 +15,8 @@ use crate::error::ApiError;
 pub(crate) fn messages(
     state: &AppState,
     body: &[u8],
-    headers: &Headers,
-) -> Result<Staged<Prepared<MessagesWire>>, ApiError> {
+    headers: &RequestHeaders,
+) -> Result<Staged<Prepared<MessagesFormat>>, ApiError> {
     let MessagesRequest { mut chat, thinking } = MessagesRequest::parse(body)?;
     if let (Thinking::Budget(budget), Some(_)) = (thinking, state.config.api.reasoning) {
         chat.thinking_token_budget = Some(budget);
@@ -27,12 +27,12 @@ pub(crate) fn messages(
     Staged::new(state, images, move |state, images| {
         let Conversation { id, submission, grammar, prompt, .. } =
             conversation(state, &chat, &headers, shared, &images)?;
-        let wire = MessagesWire {
+        let format = MessagesFormat {
             id: format!("msg_{id}"),
             model: Arc::clone(submission.model.name()),
             prompt_tokens: prompt.len(),
             blocks: Blocks::default(),
         };
-        Ok(Prepared { submission, wire, stream: chat.common.stream, grammar })
+        Ok(Prepared { submission, format, stream: chat.common.stream, grammar })
     })
 }

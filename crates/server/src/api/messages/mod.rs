@@ -10,11 +10,11 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
 use crate::api::messages::request::MessagesRequest;
-use crate::api::messages::stream::MessagesWire;
+use crate::api::messages::stream::MessagesFormat;
 use crate::api::shared::conversation::prompt_of;
 use crate::api::shared::run::{self, Received, receive, staged};
 use crate::api::shared::staged::{Staged, images_of};
-use crate::api::shared::stream::Wire;
+use crate::api::shared::stream::ResponseFormat;
 use crate::app::AppState;
 
 /// Answers with one body, or with a stream of events.
@@ -36,6 +36,6 @@ pub(crate) async fn count_tokens(State(state): State<AppState>, request: Request
     };
     match count.await {
         Ok(count) => Json(json!({"input_tokens": count})).into_response(),
-        Err(error) => MessagesWire::refuse(&error),
+        Err(error) => MessagesFormat::refuse(&error),
     }
 }

@@ -4,9 +4,9 @@ use serde_json::{Map, Value, json};
 
 use crate::api::chat::request::{ChatRequest, joined};
 use crate::api::shared::common::{CommonFields, MAX_STOP_STRINGS, check_stop_bytes};
-use crate::api::shared::fields::Fields;
+use crate::api::shared::fields::JsonFields;
 use crate::api::shared::places::{Place, PlacedMessages};
-use crate::api::shared::structured;
+use crate::api::shared::structured_outputs;
 use crate::api::shared::tools::{ToolChoice, ToolForm, Tools, WantedTool, definition};
 use crate::error::{ApiError, FieldError};
 
@@ -45,7 +45,7 @@ impl MessagesRequest {
     }
 
     fn read(body: &[u8], generates: bool) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse(body)?;
+        let mut fields = JsonFields::parse(body)?;
         let mut common = CommonFields::read(&mut fields);
         (common.n, common.stop) = (None, stop_sequences(&mut fields));
         common.grammar = output_format(&mut fields);
@@ -66,7 +66,7 @@ impl MessagesRequest {
     }
 }
 
-fn stop_sequences(fields: &mut Fields<'_>) -> Vec<String> {
+fn stop_sequences(fields: &mut JsonFields<'_>) -> Vec<String> {
     let mut stop = fields.list::<String, MAX_STOP_STRINGS>("stop_sequences");
     stop.retain(|stop| !stop.is_empty());
     check_stop_bytes(fields, "stop_sequences", &stop);
@@ -74,10 +74,10 @@ fn stop_sequences(fields: &mut Fields<'_>) -> Vec<String> {
 }
 
 /// Reads `output_config.format` or its former name `output_format`.
-fn output_format(fields: &mut Fields<'_>) -> Option<octavo_text::GrammarSpec> {
-    let nested = fields.raw("output_config").and_then(|raw| Fields::object(raw, vec!["output_config".into()]).ok());
+fn output_format(fields: &mut JsonFields<'_>) -> Option<octavo_text::GrammarSpec> {
+    let nested = fields.raw("output_config").and_then(|raw| JsonFields::object(raw, vec!["output_config".into()]).ok());
     let format = nested.as_ref().and_then(|config| config.raw("format")).or_else(|| fields.raw("output_format"))?;
-    match structured::format_of(format, "output_config.format") {
+    match structured_outputs::format_of(format, "output_config.format") {
         Ok(spec) => spec,
         Err(errors) => {
             fields.absorb(errors);
@@ -86,7 +86,7 @@ fn output_format(fields: &mut Fields<'_>) -> Option<octavo_text::GrammarSpec> {
     }
 }
 
-fn thinking(fields: &mut Fields<'_>, max_tokens: Option<i64>) -> Thinking {
+fn thinking(fields: &mut JsonFields<'_>, max_tokens: Option<i64>) -> Thinking {
     let Some(thinking) = fields.get::<Map<String, Value>>("thinking") else { return Thinking::Unset };
     match thinking.get("type").and_then(Value::as_str) {
         Some("disabled") => Thinking::Disabled,
@@ -112,7 +112,7 @@ const TOOLS: ToolForm = ToolForm {
     definition: tool,
     choice: tool_choice,
     parallel: |fields| {
-        let choice = fields.raw("tool_choice").and_then(|raw| Fields::object(raw, vec![]).ok());
+        let choice = fields.raw("tool_choice").and_then(|raw| JsonFields::object(raw, vec![]).ok());
         !choice.and_then(|mut choice| choice.get("disable_parallel_tool_use")).unwrap_or(false)
     },
     needs_tools: false,
@@ -122,7 +122,7 @@ const TOOLS: ToolForm = ToolForm {
 
 const UNKNOWN_CHOICE: &str = "tool_choice must be auto, any, none, or a tool of `tools`.";
 
-fn tool(fields: &mut Fields<'_>, index: usize, tool: Value) -> Option<Value> {
+fn tool(fields: &mut JsonFields<'_>, index: usize, tool: Value) -> Option<Value> {
     match (tool.get("type").and_then(Value::as_str), tool.get("name").and_then(Value::as_str)) {
         (None | Some("custom"), Some(name)) if !name.is_empty() => {
             return Some(definition(name, tool.get("description"), tool.get("input_schema")));
@@ -136,7 +136,7 @@ fn tool(fields: &mut Fields<'_>, index: usize, tool: Value) -> Option<Value> {
     None
 }
 
-fn tool_choice(fields: &mut Fields<'_>) -> WantedTool {
+fn tool_choice(fields: &mut JsonFields<'_>) -> WantedTool {
     let Some(object) = fields.get::<Map<String, Value>>("tool_choice").filter(|object| !object.is_empty()) else {
         return WantedTool::Unset;
     };
@@ -152,7 +152,7 @@ fn tool_choice(fields: &mut Fields<'_>) -> WantedTool {
 }
 
 /// Converts `system` and `messages` to the chat route's messages.
-fn messages(fields: &mut Fields<'_>) -> PlacedMessages {
+fn messages(fields: &mut JsonFields<'_>) -> PlacedMessages {
     let mut out = PlacedMessages::default();
     if let Some(system) = fields.get::<Value>("system") {
         out.push(json!({"role": "system", "content": joined("system", system)}), Place::content("system"));

@@ -10,12 +10,12 @@ use uuid::Uuid;
 
 use crate::api::shared::response::{Finish, StopReason, Usage};
 use crate::api::shared::sse::{Events, Extras};
-use crate::api::shared::stream::{Whole, Wire};
+use crate::api::shared::stream::{FullResponse, ResponseFormat};
 use crate::choices::Output;
 use crate::error::ApiError;
 
-/// The messages route's [`Wire`].
-pub(crate) struct MessagesWire {
+/// The messages route's [`ResponseFormat`].
+pub(crate) struct MessagesFormat {
     pub(crate) id: String,
     pub(crate) model: Arc<str>,
     pub(crate) prompt_tokens: usize,
@@ -33,12 +33,12 @@ pub(crate) struct Blocks {
 
 /// An incomplete block.
 struct Block {
-    kind: Kind,
+    kind: BlockKind,
     text: String,
 }
 
 #[derive(PartialEq)]
-enum Kind {
+enum BlockKind {
     Text,
     Thinking,
     Use { id: String, name: String },
@@ -48,26 +48,26 @@ impl Block {
     /// The block at its start in a stream.
     fn begin(&self) -> Value {
         match &self.kind {
-            Kind::Text => json!({"type": "text", "text": ""}),
-            Kind::Thinking => json!({"type": "thinking", "thinking": "", "signature": ""}),
-            Kind::Use { id, name } => json!({"type": "tool_use", "id": id, "name": name, "input": {}}),
+            BlockKind::Text => json!({"type": "text", "text": ""}),
+            BlockKind::Thinking => json!({"type": "thinking", "thinking": "", "signature": ""}),
+            BlockKind::Use { id, name } => json!({"type": "tool_use", "id": id, "name": name, "input": {}}),
         }
     }
 
     fn delta(&self, text: &str) -> Value {
         match self.kind {
-            Kind::Text => json!({"type": "text_delta", "text": text}),
-            Kind::Thinking => json!({"type": "thinking_delta", "thinking": text}),
-            Kind::Use { .. } => json!({"type": "input_json_delta", "partial_json": text}),
+            BlockKind::Text => json!({"type": "text_delta", "text": text}),
+            BlockKind::Thinking => json!({"type": "thinking_delta", "thinking": text}),
+            BlockKind::Use { .. } => json!({"type": "input_json_delta", "partial_json": text}),
         }
     }
 
     fn whole(self) -> Value {
         let text = self.text;
         match self.kind {
-            Kind::Text => json!({"type": "text", "text": text}),
-            Kind::Thinking => json!({"type": "thinking", "thinking": text, "signature": ""}),
-            Kind::Use { id, name } => {
+            BlockKind::Text => json!({"type": "text", "text": text}),
+            BlockKind::Thinking => json!({"type": "thinking", "thinking": text, "signature": ""}),
+            BlockKind::Use { id, name } => {
                 // Arguments that are cut off are not JSON, so they are returned as text.
                 let input = serde_json::from_str(&text).unwrap_or_else(|_| json!({"partial_json": text}));
                 json!({"type": "tool_use", "id": id, "name": name, "input": input})
@@ -80,11 +80,11 @@ impl Blocks {
     /// Adds a part of the output, and its events to `events` if the response is streamed.
     fn push(&mut self, part: OutputDelta, mut events: Option<&mut Events>) {
         let (kind, text) = match part {
-            OutputDelta::Content(text) => (Kind::Text, text),
-            OutputDelta::Reasoning(text) => (Kind::Thinking, text),
+            OutputDelta::Content(text) => (BlockKind::Text, text),
+            OutputDelta::Reasoning(text) => (BlockKind::Thinking, text),
             OutputDelta::ToolCall { name, .. } => {
                 self.called = true;
-                (Kind::Use { id: format!("toolu_{}", Uuid::new_v4().simple()), name }, String::new())
+                (BlockKind::Use { id: format!("toolu_{}", Uuid::new_v4().simple()), name }, String::new())
             }
             OutputDelta::Arguments { fragment, .. } => return self.append(&fragment, events),
         };
@@ -112,7 +112,7 @@ impl Blocks {
         let Some(block) = self.open.take() else { return };
         if let Some(events) = events {
             let index = self.done.len();
-            if block.kind == Kind::Thinking {
+            if block.kind == BlockKind::Thinking {
                 let delta = json!({"type": "signature_delta", "signature": ""});
                 event(events, "content_block_delta", json!({"index": index, "delta": delta}));
             }
@@ -137,7 +137,7 @@ impl Blocks {
     }
 }
 
-impl MessagesWire {
+impl MessagesFormat {
     fn message(&self, stop: Option<(&str, Option<&str>)>, usage: Usage) -> Value {
         json!({
             "id": self.id,
@@ -186,7 +186,7 @@ fn error_body(error: &ApiError) -> Value {
     json!({"type": "error", "error": {"type": kind, "message": error.to_string()}})
 }
 
-impl Wire for MessagesWire {
+impl ResponseFormat for MessagesFormat {
     fn choices(&self) -> usize {
         1
     }
@@ -224,7 +224,7 @@ impl Wire for MessagesWire {
         events.push_named("error", &error_body(error));
     }
 
-    fn whole(mut self, choices: Vec<Whole>, usage: Usage) -> Response {
+    fn whole(mut self, choices: Vec<FullResponse>, usage: Usage) -> Response {
         for whole in choices {
             self.blocks.finish = whole.finish;
             for part in whole.parts {
@@ -247,11 +247,11 @@ impl Wire for MessagesWire {
 mod tests {
     use super::*;
 
-    fn wire(finish: Finish) -> (MessagesWire, Whole) {
+    fn format(finish: Finish) -> (MessagesFormat, FullResponse) {
         let blocks = Blocks { finish: Some(finish.clone()), ..Blocks::default() };
-        let wire = MessagesWire { id: "msg_1".into(), model: "m".into(), prompt_tokens: 3, blocks };
+        let format = MessagesFormat { id: "msg_1".into(), model: "m".into(), prompt_tokens: 3, blocks };
         let parts = vec![OutputDelta::Content("half".into())];
-        (wire, Whole { parts, finish: Some(finish), ..Whole::default() })
+        (format, FullResponse { parts, finish: Some(finish), ..FullResponse::default() })
     }
 
     #[test]
@@ -259,10 +259,10 @@ mod tests {
         for (finish, status, end) in
             [(Finish::Abort, 503, "overloaded_error"), (Finish::Stop(None), 200, "event: message_stop")]
         {
-            let (message, whole) = wire(finish.clone());
+            let (message, whole) = format(finish.clone());
             assert_eq!(message.whole(vec![whole], Usage::default()).status(), status);
             let mut events = Events::default();
-            wire(finish).0.close(&mut events, Usage::default());
+            format(finish).0.close(&mut events, Usage::default());
             let text = String::from_utf8(events.into_bytes().to_vec()).unwrap();
             assert!(text.contains(end), "{text}");
             assert_eq!(text.contains("end_turn"), status == 200, "{text}");

@@ -9,14 +9,14 @@ use crate::api::completions::request::CompletionRequest;
 use crate::api::shared::common::CommonFields;
 use crate::api::shared::conversation::{Conversation, ConversationSettings, conversation};
 use crate::api::shared::convert::Prepared;
-use crate::api::shared::headers::Headers;
+use crate::api::shared::headers::RequestHeaders;
 use crate::api::shared::staged::images_of;
 use crate::app::AppState;
 use crate::choices::Submission;
 use crate::error::ApiError;
 
 /// Renders a chat request.
-pub(crate) fn rendered_chat(state: &AppState, body: &[u8], headers: &Headers) -> Result<Value, ApiError> {
+pub(crate) fn rendered_chat(state: &AppState, body: &[u8], headers: &RequestHeaders) -> Result<Value, ApiError> {
     let request = ChatRequest::parse(body)?;
     let shared = ConversationSettings::new(state, &request)?;
     if !images_of(state, &request, headers)?.is_empty() {
@@ -28,14 +28,14 @@ pub(crate) fn rendered_chat(state: &AppState, body: &[u8], headers: &Headers) ->
 }
 
 /// Renders a completion request: a list with one entry for each prompt.
-pub(crate) fn rendered_completions(state: &AppState, body: &[u8], headers: &Headers) -> Result<Value, ApiError> {
+pub(crate) fn rendered_completions(state: &AppState, body: &[u8], headers: &RequestHeaders) -> Result<Value, ApiError> {
     let request = CompletionRequest::parse(body)?;
     let common = request.common.clone();
-    let Prepared { submission, grammar, wire, .. } = prepare(state, request, headers)?;
+    let Prepared { submission, grammar, format, .. } = prepare(state, request, headers)?;
     let constraints = constraints(grammar.as_ref());
     let one = |index| {
         let suffix = if submission.prompts.len() > 1 { format!("-{index}") } else { String::new() };
-        rendered(&common, &submission, index, &constraints, format!("{}{suffix}", wire.envelope.id))
+        rendered(&common, &submission, index, &constraints, format!("{}{suffix}", format.envelope.id))
     };
     Ok((0..submission.prompts.len()).map(one).collect())
 }

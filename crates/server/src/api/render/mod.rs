@@ -7,7 +7,7 @@ use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 
-use crate::api::shared::headers::Headers;
+use crate::api::shared::headers::RequestHeaders;
 use crate::api::shared::run::{Received, blocking, receive};
 use crate::app::AppState;
 use crate::error::ApiError;
@@ -25,7 +25,7 @@ pub(crate) async fn completions(State(state): State<AppState>, request: Request)
 async fn answer(
     state: &AppState,
     request: Request,
-    render: fn(&AppState, &[u8], &Headers) -> Result<Value, ApiError>,
+    render: fn(&AppState, &[u8], &RequestHeaders) -> Result<Value, ApiError>,
 ) -> Response {
     let rendered = async {
         let Received { body, headers } = receive(state, request).await?;

@@ -7,10 +7,10 @@ use serde_json::Value;
 
 use crate::api::responses::request::ResponsesRequest;
 use crate::api::responses::stored::Recorder;
-use crate::api::responses::stream::{Items, ResponsesWire};
+use crate::api::responses::stream::{Items, ResponsesFormat};
 use crate::api::shared::conversation::{Conversation, ConversationSettings, conversation};
 use crate::api::shared::convert::{Prepared, envelope, spelling};
-use crate::api::shared::headers::Headers;
+use crate::api::shared::headers::RequestHeaders;
 use crate::api::shared::places::Place;
 use crate::api::shared::response::UsageDetails;
 use crate::api::shared::staged::{Staged, images_of};
@@ -21,8 +21,8 @@ use crate::error::ApiError;
 pub(crate) fn responses(
     state: &AppState,
     body: &[u8],
-    headers: &Headers,
-) -> Result<Staged<Prepared<ResponsesWire>>, ApiError> {
+    headers: &RequestHeaders,
+) -> Result<Staged<Prepared<ResponsesFormat>>, ApiError> {
     let ResponsesRequest { mut chat, mut settings, previous_response_id, instructed, store, background } =
         ResponsesRequest::parse(body)?;
     if background && state.responses.is_none() {
@@ -52,7 +52,7 @@ pub(crate) fn responses(
         let store = state.responses.as_ref().filter(|_| store);
         let owner = headers.caller.owner();
         let recorder = store.map(|store| Recorder::new(Arc::clone(store), owner, &id, chat.messages.split_off(own)));
-        let wire = ResponsesWire {
+        let format = ResponsesFormat {
             envelope: envelope(state, &submission.model, id),
             recorder,
             background,
@@ -63,7 +63,7 @@ pub(crate) fn responses(
             details: UsageDetails { metrics: state.config.api.request_metrics, ..UsageDetails::default() },
             items: Items::default(),
         };
-        Ok(Prepared { submission, wire, stream: chat.common.stream, grammar })
+        Ok(Prepared { submission, format, stream: chat.common.stream, grammar })
     })
 }
 

@@ -19,7 +19,7 @@ use octavo_engine::ClientId;
 use serde_json::json;
 
 use crate::api::responses::stored::{Cancelled, ResponseStore};
-use crate::api::responses::stream::ResponsesWire;
+use crate::api::responses::stream::ResponsesFormat;
 use crate::api::shared::common::StreamOptions;
 use crate::api::shared::query::{Parameters, flag, parameter};
 use crate::api::shared::run::{ready, receive};
@@ -34,11 +34,11 @@ use crate::error::ApiError;
 pub(crate) async fn handle(State(state): State<AppState>, request: Request) -> Response {
     let answered = async {
         let received = receive(&state, request).await?;
-        let (choices, wire, stream) = ready(&state, received, convert::responses).await?;
-        if wire.background {
-            return run_in_background(&state, choices, wire, stream);
+        let (choices, format, stream) = ready(&state, received, convert::responses).await?;
+        if format.background {
+            return run_in_background(&state, choices, format, stream);
         }
-        respond(choices, wire, stream).await
+        respond(choices, format, stream).await
     };
     answered.await.unwrap_or_else(|error: ApiError| error.into_response())
 }
@@ -47,17 +47,17 @@ pub(crate) async fn handle(State(state): State<AppState>, request: Request) -> R
 fn run_in_background(
     state: &App,
     choices: Choices,
-    mut wire: ResponsesWire,
+    mut format: ResponsesFormat,
     stream: Option<StreamOptions>,
 ) -> Result<Response, ApiError> {
-    let (Some(store), Some((owner, id))) = (&state.responses, wire.stored_as()) else {
+    let (Some(store), Some((owner, id))) = (&state.responses, format.stored_as()) else {
         return Err(ApiError::internal());
     };
-    let (queued, ticket) = wire.queue(stream.is_some()).ok_or_else(ApiError::internal)?;
+    let (queued, ticket) = format.queue(stream.is_some()).ok_or_else(ApiError::internal)?;
     let task = tokio::spawn({
         let ticket = ticket.clone();
         async move {
-            let mut frames = pin!(sse::frames(choices, wire, stream.unwrap_or_default()));
+            let mut frames = pin!(sse::frames(choices, format, stream.unwrap_or_default()));
             while let Some(frame) = frames.next().await {
                 ticket.push(&frame);
             }
@@ -75,7 +75,7 @@ fn follow(store: &Arc<ResponseStore>, owner: ClientId, id: &str, from: usize) ->
     let events = store.follow(owner, id, from).ok_or_else(|| {
         ApiError::invalid_request("The response was not streamed in the background.").with_param("stream")
     })?;
-    Ok(sse::response::<ResponsesWire>(Body::from_stream(events)))
+    Ok(sse::response::<ResponsesFormat>(Body::from_stream(events)))
 }
 
 /// Returns a stored response, or with `stream` its events after number `starting_after`.

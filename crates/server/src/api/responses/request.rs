@@ -4,9 +4,9 @@ use serde_json::{Map, Value, json};
 
 use crate::api::chat::request::{ChatRequest, EFFORTS, joined, set_effort};
 use crate::api::shared::common::{CommonFields, Side, Truncation};
-use crate::api::shared::fields::{Fields, check_values};
+use crate::api::shared::fields::{JsonFields, check_values};
 use crate::api::shared::places::{Place, PlacedMessages};
-use crate::api::shared::structured;
+use crate::api::shared::structured_outputs;
 use crate::api::shared::tools::{ToolChoice, ToolForm, Tools, WantedTool, definition};
 use crate::api::shared::unserved;
 use crate::api::shared::unserved::Route;
@@ -50,7 +50,7 @@ const SETTINGS: [(&str, &str); 15] = [
 impl ResponsesRequest {
     /// Reads a body.
     pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse(body)?;
+        let mut fields = JsonFields::parse(body)?;
         unserved::refuse(&mut fields, Route::Responses);
         let mut common = CommonFields::read(&mut fields);
         common.n = None;
@@ -90,7 +90,7 @@ impl ResponsesRequest {
 /// Maximum nesting of a setting. Events nest it deeper than the request, and many JSON parsers stop at 128 levels.
 const SETTING_LEVELS: usize = 100;
 
-fn settings(fields: &mut Fields<'_>) -> Map<String, Value> {
+fn settings(fields: &mut JsonFields<'_>) -> Map<String, Value> {
     let mut value = |name: &'static str, default: &'static str| {
         let given = fields.raw(name).map(|raw| check_values(raw).map(|()| raw.get()));
         let text = given.unwrap_or(Ok(default)).unwrap_or_else(|message| {
@@ -98,7 +98,7 @@ fn settings(fields: &mut Fields<'_>) -> Map<String, Value> {
             default
         });
         let value = serde_json::from_str(text).unwrap_or(Value::Null);
-        let levels = structured::depth(&value);
+        let levels = structured_outputs::depth(&value);
         if levels > SETTING_LEVELS {
             let message = format_args!("{name} has {levels} levels, but at most {SETTING_LEVELS} are allowed.");
             fields.value_error(name, message);
@@ -111,16 +111,16 @@ fn settings(fields: &mut Fields<'_>) -> Map<String, Value> {
 /// Maximum number of entries of `include`.
 const MAX_INCLUDED: usize = 64;
 
-fn includes(fields: &mut Fields<'_>, what: &str) -> bool {
+fn includes(fields: &mut JsonFields<'_>, what: &str) -> bool {
     fields.list::<String, MAX_INCLUDED>("include").iter().any(|item| item == what)
 }
 
 /// `text.format`.
-fn text_format(fields: &mut Fields<'_>) -> Option<octavo_text::GrammarSpec> {
+fn text_format(fields: &mut JsonFields<'_>) -> Option<octavo_text::GrammarSpec> {
     let raw = fields.raw("text")?;
     let read = || {
-        let text = Fields::object(raw, vec!["text".into()])?;
-        text.raw("format").map_or(Ok(None), |format| structured::format_of(format, "text.format"))
+        let text = JsonFields::object(raw, vec!["text".into()])?;
+        text.raw("format").map_or(Ok(None), |format| structured_outputs::format_of(format, "text.format"))
     };
     match read() {
         Ok(spec) => spec,
@@ -131,7 +131,7 @@ fn text_format(fields: &mut Fields<'_>) -> Option<octavo_text::GrammarSpec> {
     }
 }
 
-fn reasoning(fields: &mut Fields<'_>, kwargs: &mut Map<String, Value>) {
+fn reasoning(fields: &mut JsonFields<'_>, kwargs: &mut Map<String, Value>) {
     let Some(reasoning) = fields.get::<Map<String, Value>>("reasoning") else { return };
     match reasoning.get("effort") {
         None | Some(Value::Null) => {}
@@ -155,7 +155,7 @@ const TOOLS: ToolForm = ToolForm {
 
 const UNKNOWN_CHOICE: &str = "`tool_choice` must be \"auto\", \"none\", \"required\" or a function of `tools`.";
 
-fn tool(fields: &mut Fields<'_>, index: usize, tool: Value) -> Option<Value> {
+fn tool(fields: &mut JsonFields<'_>, index: usize, tool: Value) -> Option<Value> {
     let (kind, name) = (tool.get("type").and_then(Value::as_str), tool.get("name").and_then(Value::as_str));
     match (kind, name) {
         (Some("function"), Some(name)) if !name.is_empty() => {
@@ -171,7 +171,7 @@ fn tool(fields: &mut Fields<'_>, index: usize, tool: Value) -> Option<Value> {
     None
 }
 
-fn tool_choice(fields: &mut Fields<'_>) -> WantedTool {
+fn tool_choice(fields: &mut JsonFields<'_>) -> WantedTool {
     let choice = match fields.get::<Value>("tool_choice") {
         None => return WantedTool::Unset,
         Some(Value::String(word)) => ToolChoice::from_word(&word),
@@ -181,7 +181,7 @@ fn tool_choice(fields: &mut Fields<'_>) -> WantedTool {
 }
 
 /// Converts `instructions` and `input` to messages.
-fn messages(fields: &mut Fields<'_>) -> PlacedMessages {
+fn messages(fields: &mut JsonFields<'_>) -> PlacedMessages {
     let mut placed = PlacedMessages::default();
     if let Some(instructions) = fields.get::<String>("instructions") {
         placed.push(json!({"role": "system", "content": instructions}), Place::content("instructions"));

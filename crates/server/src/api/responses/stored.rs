@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use futures::stream::{Stream, unfold};
@@ -13,6 +13,7 @@ use tokio::task::AbortHandle;
 
 use crate::api::responses::request::add_item;
 use crate::config::StoreLimits;
+use crate::lock::lock;
 
 /// Bytes that an entry costs beside its texts.
 const ENTRY: usize = 512;
@@ -126,19 +127,15 @@ impl ResponseStore {
         Self { limits, entries: Mutex::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Entries> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The JSON of a response.
     pub(crate) fn body(&self, owner: ClientId, id: &str) -> Option<Bytes> {
-        Some(self.lock().by_key.get(&(owner, id.to_owned()))?.body.clone())
+        Some(lock(&self.entries).by_key.get(&(owner, id.to_owned()))?.body.clone())
     }
 
     /// The messages up to and including a response, without instructions, and whether the response has ended.
     pub(crate) fn conversation(&self, owner: ClientId, id: &str) -> Option<(Vec<Value>, bool)> {
         let (json, ended) = {
-            let entries = self.lock();
+            let entries = lock(&self.entries);
             let entry = entries.by_key.get(&(owner, id.to_owned()))?;
             (entry.conversation.clone(), entry.ended)
         };
@@ -148,7 +145,7 @@ impl ResponseStore {
     /// Forgets a response, and aborts it if it runs. Returns whether there was one.
     pub(crate) fn delete(&self, owner: ClientId, id: &str) -> bool {
         let key = (owner, id.to_owned());
-        let mut entries = self.lock();
+        let mut entries = lock(&self.entries);
         let known = entries.by_key.contains_key(&key);
         entries.forget(&key);
         known
@@ -157,7 +154,7 @@ impl ResponseStore {
     /// Aborts a response that runs in the background.
     pub(crate) fn cancel(&self, owner: ClientId, id: &str) -> Cancelled {
         let key = (owner, id.to_owned());
-        let mut entries = self.lock();
+        let mut entries = lock(&self.entries);
         let Some(entry) = entries.by_key.get(&key) else { return Cancelled::Unknown };
         if entry.ended {
             return Cancelled::TooLate;
@@ -186,7 +183,7 @@ impl ResponseStore {
     ) -> Option<impl Stream<Item = Result<Bytes, Infallible>> + use<>> {
         let key = (owner, id.to_owned());
         let changed = {
-            let entries = self.lock();
+            let entries = lock(&self.entries);
             let entry = entries.by_key.get(&key)?;
             entry.events.as_ref()?;
             entry.changed.subscribe()
@@ -209,7 +206,7 @@ impl ResponseStore {
 
     /// The events from number `from` on, and whether they are the last.
     fn events(&self, key: &Key, from: usize) -> Option<(Vec<Bytes>, bool)> {
-        let entries = self.lock();
+        let entries = lock(&self.entries);
         let entry = entries.by_key.get(key)?;
         let events = entry.events.as_deref()?;
         Some((events.get(from..).unwrap_or_default().to_vec(), entry.ended))
@@ -276,7 +273,7 @@ impl Recorder {
     /// Adds an entry, which has ended unless it runs in the background; `background` tells whether it is streamed there.
     fn insert(&self, body: &Value, background: Option<bool>) -> u64 {
         let (body, conversation) = (json(body), json(&self.conversation));
-        let mut entries = self.store.lock();
+        let mut entries = lock(&self.store.entries);
         let number = entries.next;
         entries.next += 1;
         let entry = Entry {
@@ -298,7 +295,7 @@ impl Recorder {
                 change(entry);
             }
         };
-        self.store.lock().change(&self.key, number, self.store.limits, open);
+        lock(&self.store.entries).change(&self.key, number, self.store.limits, open);
     }
 }
 
@@ -339,7 +336,7 @@ impl Ticket {
     }
 
     fn change(&self, change: impl FnOnce(&mut Entry)) -> Option<()> {
-        self.store.lock().change(&self.key, self.number, self.store.limits, change)
+        lock(&self.store.entries).change(&self.key, self.number, self.store.limits, change)
     }
 }
 
@@ -395,7 +392,7 @@ mod tests {
         assert_eq!(known(&by_size), [false, false, true, true], "body and conversation both count");
         put(&by_size, me, "5", &"x".repeat(100_000));
         assert_eq!((known(&by_size), by_size.body(me, "5")), ([false; 4], None), "one that is too large is not kept");
-        let entries = by_size.lock();
+        let entries = lock(&by_size.entries);
         assert_eq!((entries.bytes, entries.order.len(), entries.by_key.len()), (0, 0, 0));
     }
 }

@@ -11,12 +11,12 @@ use crate::api::responses::stored::{Recorder, Ticket};
 use crate::api::shared::logprobs::Spelling;
 use crate::api::shared::response::{ChatLogprobs, Finish, Usage, UsageDetails};
 use crate::api::shared::sse::{Events, Extras};
-use crate::api::shared::stream::{Envelope, Whole, Wire};
+use crate::api::shared::stream::{Envelope, FullResponse, ResponseFormat};
 use crate::choices::Output;
 use crate::error::ApiError;
 
-/// The responses route's [`Wire`].
-pub(crate) struct ResponsesWire {
+/// The responses route's [`ResponseFormat`].
+pub(crate) struct ResponsesFormat {
     pub(crate) envelope: Envelope,
     pub(crate) prompt_tokens: usize,
     /// The settings of the request.
@@ -46,25 +46,25 @@ pub(crate) struct Items {
 
 /// An incomplete item.
 struct Item {
-    kind: Kind,
+    kind: ItemKind,
     id: String,
     text: String,
     logprobs: Vec<Value>,
 }
 
 #[derive(PartialEq)]
-enum Kind {
+enum ItemKind {
     Message,
     Reasoning,
     Call { index: u32, call_id: String, name: String },
 }
 
 impl Item {
-    fn new(kind: Kind) -> Self {
+    fn new(kind: ItemKind) -> Self {
         let prefix = match kind {
-            Kind::Message => "msg",
-            Kind::Reasoning => "rs",
-            Kind::Call { .. } => "fc",
+            ItemKind::Message => "msg",
+            ItemKind::Reasoning => "rs",
+            ItemKind::Call { .. } => "fc",
         };
         Self { kind, id: new_id(prefix), text: String::new(), logprobs: Vec::new() }
     }
@@ -74,15 +74,15 @@ impl Item {
         let Self { kind, id, text, .. } = self;
         let begun = status != "in_progress";
         match kind {
-            Kind::Message => {
+            ItemKind::Message => {
                 let content = if begun { json!([self.part()]) } else { json!([]) };
                 json!({"id": id, "type": "message", "status": status, "role": "assistant", "content": content})
             }
-            Kind::Reasoning => {
+            ItemKind::Reasoning => {
                 let content = if begun { json!([self.part()]) } else { json!([]) };
                 json!({"id": id, "type": "reasoning", "status": status, "summary": [], "content": content})
             }
-            Kind::Call { call_id, name, .. } => json!({
+            ItemKind::Call { call_id, name, .. } => json!({
                 "id": id, "type": "function_call", "status": status, "call_id": call_id, "name": name, "arguments": text,
             }),
         }
@@ -91,7 +91,7 @@ impl Item {
     /// The content part of a message or of reasoning.
     fn part(&self) -> Value {
         match self.kind {
-            Kind::Reasoning => json!({"type": "reasoning_text", "text": self.text}),
+            ItemKind::Reasoning => json!({"type": "reasoning_text", "text": self.text}),
             _ => json!({"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs}),
         }
     }
@@ -99,9 +99,11 @@ impl Item {
     /// Names of the events for a text delta and for the end of the text.
     fn event_names(&self) -> (&'static str, &'static str) {
         match self.kind {
-            Kind::Message => ("response.output_text.delta", "response.output_text.done"),
-            Kind::Reasoning => ("response.reasoning_text.delta", "response.reasoning_text.done"),
-            Kind::Call { .. } => ("response.function_call_arguments.delta", "response.function_call_arguments.done"),
+            ItemKind::Message => ("response.output_text.delta", "response.output_text.done"),
+            ItemKind::Reasoning => ("response.reasoning_text.delta", "response.reasoning_text.done"),
+            ItemKind::Call { .. } => {
+                ("response.function_call_arguments.delta", "response.function_call_arguments.done")
+            }
         }
     }
 }
@@ -110,10 +112,10 @@ impl Items {
     /// Adds a part of the output, and its events to `events` if the response is streamed.
     fn push(&mut self, part: OutputDelta, mut events: Option<&mut Events>) {
         let (kind, text) = match part {
-            OutputDelta::Content(text) => (Kind::Message, text),
-            OutputDelta::Reasoning(text) => (Kind::Reasoning, text),
+            OutputDelta::Content(text) => (ItemKind::Message, text),
+            OutputDelta::Reasoning(text) => (ItemKind::Reasoning, text),
             OutputDelta::ToolCall { index, name } => {
-                (Kind::Call { index, call_id: new_id("call"), name }, String::new())
+                (ItemKind::Call { index, call_id: new_id("call"), name }, String::new())
             }
             OutputDelta::Arguments { fragment, .. } => {
                 self.append(&fragment, vec![], events);
@@ -125,7 +127,7 @@ impl Items {
             self.close(events.as_deref_mut());
             self.begin(Item::new(kind), events.as_deref_mut());
         }
-        let is_message = self.open.as_ref().is_some_and(|open| open.kind == Kind::Message);
+        let is_message = self.open.as_ref().is_some_and(|open| open.kind == ItemKind::Message);
         let logprobs = std::mem::take(&mut self.logprobs);
         self.append(&text, if is_message { logprobs } else { vec![] }, events);
     }
@@ -135,7 +137,7 @@ impl Items {
             let index = self.done.len();
             let body = json!({"output_index": index, "item": item.body("in_progress")});
             self.event(events, "response.output_item.added", body);
-            if !matches!(item.kind, Kind::Call { .. }) {
+            if !matches!(item.kind, ItemKind::Call { .. }) {
                 let body = json!({"output_index": index, "item_id": item.id, "content_index": 0, "part": item.part()});
                 self.event(events, "response.content_part.added", body);
             }
@@ -151,9 +153,9 @@ impl Items {
         let (name, _) = item.event_names();
         let mut body = json!({"output_index": index, "item_id": item.id, "delta": text});
         match item.kind {
-            Kind::Message => (body["content_index"], body["logprobs"]) = (json!(0), Value::from(logprobs)),
-            Kind::Reasoning => body["content_index"] = json!(0),
-            Kind::Call { .. } => {}
+            ItemKind::Message => (body["content_index"], body["logprobs"]) = (json!(0), Value::from(logprobs)),
+            ItemKind::Reasoning => body["content_index"] = json!(0),
+            ItemKind::Call { .. } => {}
         }
         if let Some(events) = events.filter(|_| !text.is_empty()) {
             self.event(events, name, body);
@@ -177,12 +179,12 @@ impl Items {
                 body
             };
             match &item.kind {
-                Kind::Call { name: function, .. } => {
+                ItemKind::Call { name: function, .. } => {
                     self.event(events, name, with(json!({"name": function, "arguments": item.text})));
                 }
                 kind => {
                     let mut done = json!({"content_index": 0, "text": item.text});
-                    if *kind == Kind::Message {
+                    if *kind == ItemKind::Message {
                         done["logprobs"] = Value::from(item.logprobs.clone());
                     }
                     self.event(events, name, with(done));
@@ -208,7 +210,7 @@ impl Items {
     }
 }
 
-impl ResponsesWire {
+impl ResponsesFormat {
     fn response(&self, status: &str, usage: Option<Usage>) -> Value {
         let Envelope { id, created, model, .. } = &self.envelope;
         let mut response = Map::new();
@@ -280,7 +282,7 @@ fn new_id(prefix: &str) -> String {
     format!("{prefix}_{}", Uuid::new_v4().simple())
 }
 
-impl Wire for ResponsesWire {
+impl ResponseFormat for ResponsesFormat {
     fn choices(&self) -> usize {
         1
     }
@@ -325,7 +327,7 @@ impl Wire for ResponsesWire {
         self.items.event(events, "response.failed", json!({"response": response}));
     }
 
-    fn whole(mut self, choices: Vec<Whole>, usage: Usage) -> Response {
+    fn whole(mut self, choices: Vec<FullResponse>, usage: Usage) -> Response {
         for whole in choices {
             let mut logprobs = self.logprobs_of(&whole.tokens[whole.reasoning_tokens..]);
             self.items.finish = whole.finish;

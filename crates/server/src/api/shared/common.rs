@@ -1,8 +1,8 @@
-//! Fields that chat and completion requests share.
+//! JsonFields that chat and completion requests share.
 
 use crate::api::shared::bias::LogitBias;
-use crate::api::shared::fields::{Fields, Strings};
-use crate::api::shared::structured;
+use crate::api::shared::fields::{JsonFields, Strings};
+use crate::api::shared::structured_outputs;
 use octavo_engine::RepetitionDetection;
 use octavo_text::GrammarSpec;
 
@@ -104,7 +104,7 @@ pub(crate) struct CommonFields {
 }
 
 impl CommonFields {
-    pub(crate) fn read(fields: &mut Fields<'_>) -> Self {
+    pub(crate) fn read(fields: &mut JsonFields<'_>) -> Self {
         // It names the client's session for routers; here its type is checked and nothing else.
         let _: Option<String> = fields.get("session_id");
         Self {
@@ -138,13 +138,13 @@ impl CommonFields {
             return_tokens_as_token_ids: fields.get("return_tokens_as_token_ids").unwrap_or(false),
             truncation: truncation(fields),
             stream_interval: stream_interval(fields),
-            grammar: structured::grammar(fields),
+            grammar: structured_outputs::grammar(fields),
             stream: stream(fields),
         }
     }
 }
 
-fn stop_strings(fields: &mut Fields<'_>) -> Vec<String> {
+fn stop_strings(fields: &mut JsonFields<'_>) -> Vec<String> {
     let stop: Strings<MAX_STOP_STRINGS> = fields.get("stop").unwrap_or_default();
     let stop = fields.within("stop", stop.0);
     check_stop_bytes(fields, "stop", &stop);
@@ -155,7 +155,7 @@ fn stop_strings(fields: &mut Fields<'_>) -> Vec<String> {
 }
 
 /// Adds an error if the stop strings are too long.
-pub(crate) fn check_stop_bytes(fields: &mut Fields<'_>, name: &str, stop: &[String]) {
+pub(crate) fn check_stop_bytes(fields: &mut JsonFields<'_>, name: &str, stop: &[String]) {
     let bytes: usize = stop.iter().map(String::len).sum();
     if bytes > MAX_STOP_BYTES {
         fields.value_error(name, format_args!("{name} accepts at most {MAX_STOP_BYTES} bytes, got {bytes}."));
@@ -163,7 +163,7 @@ pub(crate) fn check_stop_bytes(fields: &mut Fields<'_>, name: &str, stop: &[Stri
 }
 
 /// Reads `request_id` and validates it.
-pub(crate) fn request_id(fields: &mut Fields<'_>) -> Option<String> {
+pub(crate) fn request_id(fields: &mut JsonFields<'_>) -> Option<String> {
     let id: String = fields.get("request_id")?;
     if id.chars().count() > MAX_REQUEST_ID {
         fields.value_error("request_id", format_args!("request_id must have at most {MAX_REQUEST_ID} characters."));
@@ -172,7 +172,7 @@ pub(crate) fn request_id(fields: &mut Fields<'_>) -> Option<String> {
 }
 
 /// Reads `cache_salt` and validates it.
-pub(crate) fn cache_salt(fields: &mut Fields<'_>) -> Option<String> {
+pub(crate) fn cache_salt(fields: &mut JsonFields<'_>) -> Option<String> {
     let salt: String = fields.get("cache_salt")?;
     if !(1..=128).contains(&salt.chars().count()) || salt.contains(['@', '/', '\\', '\0']) {
         let message = "cache_salt must have 1 to 128 characters and none of '@', '/', '\\' and NUL.";
@@ -181,7 +181,7 @@ pub(crate) fn cache_salt(fields: &mut Fields<'_>) -> Option<String> {
     Some(salt)
 }
 
-fn allowed_token_ids(fields: &mut Fields<'_>) -> Option<Vec<i64>> {
+fn allowed_token_ids(fields: &mut JsonFields<'_>) -> Option<Vec<i64>> {
     fields.raw("allowed_token_ids")?;
     let ids = fields.list::<i64, MAX_ALLOWED_TOKENS>("allowed_token_ids");
     if ids.is_empty() {
@@ -190,9 +190,9 @@ fn allowed_token_ids(fields: &mut Fields<'_>) -> Option<Vec<i64>> {
     Some(ids)
 }
 
-fn repetition_detection(fields: &mut Fields<'_>) -> Option<RepetitionDetection> {
+fn repetition_detection(fields: &mut JsonFields<'_>) -> Option<RepetitionDetection> {
     let raw = fields.raw("repetition_detection")?;
-    let mut inner = match Fields::object(raw, vec!["repetition_detection".into()]) {
+    let mut inner = match JsonFields::object(raw, vec!["repetition_detection".into()]) {
         Ok(inner) => inner,
         Err(error) => {
             fields.absorb(error);
@@ -218,7 +218,7 @@ fn repetition_detection(fields: &mut Fields<'_>) -> Option<RepetitionDetection> 
 }
 
 /// Reads the truncation fields.
-pub(crate) fn truncation(fields: &mut Fields<'_>) -> Option<Truncation> {
+pub(crate) fn truncation(fields: &mut JsonFields<'_>) -> Option<Truncation> {
     let side = match fields.get::<String>("truncation_side").as_deref() {
         None => None,
         Some("left") => Some(Side::Left),
@@ -240,7 +240,7 @@ pub(crate) fn truncation(fields: &mut Fields<'_>) -> Option<Truncation> {
     Some(Truncation { tokens, side })
 }
 
-fn stream_interval(fields: &mut Fields<'_>) -> Option<u32> {
+fn stream_interval(fields: &mut JsonFields<'_>) -> Option<u32> {
     let interval: i64 = fields.get("stream_interval")?;
     if interval < 1 {
         fields.value_error("stream_interval", "stream_interval must be at least 1.");
@@ -248,14 +248,14 @@ fn stream_interval(fields: &mut Fields<'_>) -> Option<u32> {
     Some(u32::try_from(interval).unwrap_or(1).max(1))
 }
 
-fn stream(fields: &mut Fields<'_>) -> Option<StreamOptions> {
+fn stream(fields: &mut JsonFields<'_>) -> Option<StreamOptions> {
     let stream = fields.get("stream").unwrap_or(false);
     let Some(raw) = fields.raw("stream_options") else { return stream.then(StreamOptions::default) };
     if !stream {
         fields.value_error("stream_options", "Stream options can only be defined when `stream=True`.");
         return None;
     }
-    let mut options = match Fields::object(raw, vec!["stream_options".into()]) {
+    let mut options = match JsonFields::object(raw, vec!["stream_options".into()]) {
         Ok(options) => options,
         Err(error) => {
             fields.absorb(error);

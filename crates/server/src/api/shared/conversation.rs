@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::api::chat::request::ChatRequest;
 use crate::api::shared::convert::{restrictions, stream_interval};
-use crate::api::shared::headers::Headers;
+use crate::api::shared::headers::RequestHeaders;
 use crate::api::shared::model::ResolvedModel;
 use crate::api::shared::prompt::{fit, tokenise};
 use crate::api::shared::restrictions::{ReasoningSpan, Restrictions};
@@ -62,7 +62,7 @@ impl ConversationSettings {
 pub(crate) fn conversation(
     state: &AppState,
     request: &ChatRequest,
-    headers: &Headers,
+    headers: &RequestHeaders,
     ConversationSettings { model, mut sampling, restrictions }: ConversationSettings,
     images: &[Arc<ProcessedImage>],
 ) -> Result<Conversation, ApiError> {

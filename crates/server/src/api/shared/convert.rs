@@ -17,7 +17,7 @@ use crate::error::ApiError;
 /// A request that is ready to run except for its grammar, which is not compiled yet.
 pub(crate) struct Prepared<W> {
     pub(crate) submission: Submission,
-    pub(crate) wire: W,
+    pub(crate) format: W,
     pub(crate) stream: Option<StreamOptions>,
     /// The grammar of the output.
     pub(crate) grammar: Option<GrammarSpec>,

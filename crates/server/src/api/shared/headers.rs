@@ -15,7 +15,7 @@ use crate::trace::RequestTrace;
 
 /// The data of a request's headers.
 #[derive(Clone, Debug)]
-pub(crate) struct Headers {
+pub(crate) struct RequestHeaders {
     request_id: Option<String>,
     /// The id of the response's header, if it has one.
     assigned: Option<String>,
@@ -25,7 +25,7 @@ pub(crate) struct Headers {
     trace: RequestTrace,
 }
 
-impl Headers {
+impl RequestHeaders {
     /// Reads the headers of a request that has just arrived.
     pub(crate) fn read(request: &Request) -> Result<Self, ApiError> {
         let text = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
@@ -37,9 +37,9 @@ impl Headers {
         let usable = |id: &&str| (1..=MAX_REQUEST_ID).contains(&id.len());
         let request_id = text("x-request-id").filter(usable).map(str::to_owned);
         let assigned = request.extensions().get::<RequestId>().map(|id| id.as_str().to_owned());
-        let trace = RequestTrace::of(request);
+        let trace = RequestTrace::from_request(request);
         trace.begin();
-        let caller = Caller::of(request.headers(), request.extensions());
+        let caller = Caller::from_headers(request.headers(), request.extensions());
         Ok(Self { request_id, assigned, priority: priority.transpose()?, caller, arrival: Instant::now(), trace })
     }
 

@@ -19,7 +19,7 @@ pub(crate) mod size;
 pub(crate) mod sse;
 pub(crate) mod staged;
 pub(crate) mod stream;
-pub(crate) mod structured;
+pub(crate) mod structured_outputs;
 pub(crate) mod tools;
 pub(crate) mod unserved;
 pub(crate) mod untrusted_template;

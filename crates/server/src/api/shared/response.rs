@@ -1,4 +1,4 @@
-//! Bodies of responses. Whole bodies have all keys, including nulls; chunks have only the keys that vLLM sets.
+//! Bodies of responses. FullResponse bodies have all keys, including nulls; chunks have only the keys that vLLM sets.
 
 use std::time::Duration;
 

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use crate::api::shared::common::StreamOptions;
 use crate::api::shared::response::Usage;
-use crate::api::shared::stream::{Tally, Wire};
+use crate::api::shared::stream::{ResponseFormat, Tally};
 use crate::choices::{Choices, Output};
 use crate::error::ApiError;
 use crate::keep_alive::COMMENT;
@@ -73,7 +73,7 @@ pub(crate) struct Extras {
 /// A response that is being streamed.
 struct Streaming<W> {
     choices: Choices,
-    wire: W,
+    format: W,
     options: StreamOptions,
     tally: Tally,
     unfinished: usize,
@@ -109,24 +109,28 @@ impl First {
 /// Waits for the first output, whose failure is an ordinary error response, and streams the rest. With keep-alive
 /// comments, the response begins with a comment if the first output takes longer than their interval; a later failure
 /// is then an event.
-pub(crate) async fn respond<W: Wire>(
+pub(crate) async fn respond<W: ResponseFormat>(
     mut choices: Choices,
-    wire: W,
+    format: W,
     options: StreamOptions,
 ) -> Result<Response, ApiError> {
     let silence = choices.keep_alive().filter(|_| W::COMMENTS);
     let first = First::wait(&mut choices, silence).await?;
-    let frames = Streaming::new(choices, wire, options, first).frames();
+    let frames = Streaming::new(choices, format, options, first).frames();
     Ok(response::<W>(Body::from_stream(frames.map(Ok::<_, Infallible>))))
 }
 
 /// The frames of a stream, apart from any response.
-pub(crate) fn frames<W: Wire>(choices: Choices, wire: W, options: StreamOptions) -> impl Stream<Item = Bytes> + Send {
-    Streaming::new(choices, wire, options, First::Sent).frames()
+pub(crate) fn frames<W: ResponseFormat>(
+    choices: Choices,
+    format: W,
+    options: StreamOptions,
+) -> impl Stream<Item = Bytes> + Send {
+    Streaming::new(choices, format, options, First::Sent).frames()
 }
 
 /// A response whose body is a stream.
-pub(crate) fn response<W: Wire>(body: Body) -> Response {
+pub(crate) fn response<W: ResponseFormat>(body: Body) -> Response {
     let headers = [
         (header::CONTENT_TYPE, W::STREAM_TYPE),
         (header::CACHE_CONTROL, "no-cache"),
@@ -136,10 +140,10 @@ pub(crate) fn response<W: Wire>(body: Body) -> Response {
     (headers, body).into_response()
 }
 
-impl<W: Wire> Streaming<W> {
-    fn new(choices: Choices, wire: W, options: StreamOptions, first: First) -> Self {
-        let (tally, unfinished) = (Tally::new(&wire, choices.n()), wire.choices());
-        Self { choices, wire, options, tally, unfinished, first, opened: false, ended: false }
+impl<W: ResponseFormat> Streaming<W> {
+    fn new(choices: Choices, format: W, options: StreamOptions, first: First) -> Self {
+        let (tally, unfinished) = (Tally::new(&format, choices.n()), format.choices());
+        Self { choices, format, options, tally, unfinished, first, opened: false, ended: false }
     }
 
     fn frames(self) -> impl Stream<Item = Bytes> + Send {
@@ -175,24 +179,24 @@ impl<W: Wire> Streaming<W> {
         match output {
             Some(Ok(output)) => self.chunk(events, output),
             Some(Err(error)) => {
-                self.wire.fail(events, &error);
+                self.format.fail(events, &error);
                 self.ended = true;
             }
             None => self.ended = true,
         }
         if self.unfinished == 0 && !self.ended {
             if self.options.include_usage {
-                self.wire.usage(events, self.tally.total());
+                self.format.usage(events, self.tally.total());
             }
-            self.wire.close(events, self.tally.total());
+            self.format.close(events, self.tally.total());
             self.ended = true;
         }
     }
 
     fn open(&mut self, events: &mut Events) {
-        for index in 0..self.wire.choices() {
-            let usage = self.options.continuous_usage.then(|| self.tally.of(index));
-            self.wire.open(events, index as u32, Extras { usage, fingerprint: false });
+        for index in 0..self.format.choices() {
+            let usage = self.options.continuous_usage.then(|| self.tally.choice(index));
+            self.format.open(events, index as u32, Extras { usage, fingerprint: false });
         }
     }
 
@@ -200,9 +204,9 @@ impl<W: Wire> Streaming<W> {
         self.tally.add(&output);
         self.unfinished -= usize::from(output.finish.is_some());
         let extras = Extras {
-            usage: self.options.continuous_usage.then(|| self.tally.of(output.index as usize)),
+            usage: self.options.continuous_usage.then(|| self.tally.choice(output.index as usize)),
             fingerprint: self.unfinished == 0 && !self.options.include_usage,
         };
-        self.wire.chunk(events, output, extras);
+        self.format.chunk(events, output, extras);
     }
 }

@@ -4,7 +4,7 @@ use octavo_media::ImageRequest;
 use octavo_text::image_parts;
 
 use crate::api::chat::request::ChatRequest;
-use crate::api::shared::headers::Headers;
+use crate::api::shared::headers::RequestHeaders;
 use crate::app::AppState;
 use crate::error::ApiError;
 use crate::images::LoadedImages;
@@ -36,7 +36,7 @@ impl<T: 'static> Staged<T> {
 pub(crate) fn images_of(
     state: &AppState,
     request: &ChatRequest,
-    headers: &Headers,
+    headers: &RequestHeaders,
 ) -> Result<Vec<ImageRequest>, ApiError> {
     let parts = image_parts(&request.messages).map_err(|error| request.refused(&error))?;
     // Clients that share the prefix cache share what they computed, but not the names that they chose.

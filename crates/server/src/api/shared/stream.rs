@@ -1,4 +1,4 @@
-//! The formats of outputs: each generation route has its implementation of [`Wire`].
+//! The formats of outputs: each generation route has its implementation of [`ResponseFormat`].
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub(crate) struct Envelope {
 
 /// A complete choice.
 #[derive(Debug, Default)]
-pub(crate) struct Whole {
+pub(crate) struct FullResponse {
     /// The parts in order; adjacent parts differ in kind.
     pub(crate) parts: Vec<OutputDelta>,
     pub(crate) tokens: Vec<TokenOutput>,
@@ -36,7 +36,7 @@ pub(crate) struct Whole {
     pub(crate) finish: Option<Finish>,
 }
 
-impl Whole {
+impl FullResponse {
     fn add(&mut self, output: Output) {
         output.parts.into_iter().for_each(|part| append(&mut self.parts, part));
         self.tokens.extend(output.tokens);
@@ -59,9 +59,9 @@ pub(crate) struct Tally {
 
 impl Tally {
     /// Nothing generated yet.
-    pub(crate) fn new<W: Wire>(wire: &W, n: u32) -> Self {
-        let usage = |index| Usage { prompt_tokens: wire.prompt_tokens(index), ..Usage::default() };
-        Self { choices: (0..wire.choices() as u32).map(usage).collect(), n: n.max(1) as usize }
+    pub(crate) fn new<W: ResponseFormat>(format: &W, n: u32) -> Self {
+        let usage = |index| Usage { prompt_tokens: format.prompt_tokens(index), ..Usage::default() };
+        Self { choices: (0..format.choices() as u32).map(usage).collect(), n: n.max(1) as usize }
     }
 
     /// Counts an output.
@@ -74,7 +74,7 @@ impl Tally {
     }
 
     /// The usage of one choice.
-    pub(crate) fn of(&self, index: usize) -> Usage {
+    pub(crate) fn choice(&self, index: usize) -> Usage {
         self.choices[index]
     }
 
@@ -95,7 +95,7 @@ impl Tally {
 }
 
 /// The bodies of one route.
-pub(crate) trait Wire: Send + Sized + 'static {
+pub(crate) trait ResponseFormat: Send + Sized + 'static {
     /// Media type of a stream.
     const STREAM_TYPE: &'static str = "text/event-stream; charset=utf-8";
 
@@ -129,7 +129,7 @@ pub(crate) trait Wire: Send + Sized + 'static {
     }
 
     /// The body of a response that is not streamed.
-    fn whole(self, choices: Vec<Whole>, usage: Usage) -> Response;
+    fn whole(self, choices: Vec<FullResponse>, usage: Usage) -> Response;
 
     /// The response to a request that failed before its first output.
     fn refuse(error: &ApiError) -> Response {
@@ -138,27 +138,30 @@ pub(crate) trait Wire: Send + Sized + 'static {
 }
 
 /// Answers a request whose sequences run.
-pub(crate) async fn respond<W: Wire>(
+pub(crate) async fn respond<W: ResponseFormat>(
     choices: Choices,
-    wire: W,
+    format: W,
     stream: Option<StreamOptions>,
 ) -> Result<Response, ApiError> {
     if let Some(options) = stream {
-        return crate::api::shared::sse::respond(choices, wire, options).await;
+        return crate::api::shared::sse::respond(choices, format, options).await;
     }
-    let (wholes, usage) = collect(choices, &wire).await?;
-    Ok(wire.whole(wholes, usage).into_response())
+    let (responses, usage) = collect(choices, &format).await?;
+    Ok(format.whole(responses, usage).into_response())
 }
 
 /// Waits for the ends of all sequences of a request.
-pub(crate) async fn collect<W: Wire>(mut choices: Choices, wire: &W) -> Result<(Vec<Whole>, Usage), ApiError> {
-    let mut tally = Tally::new(wire, choices.n());
-    let mut wholes: Vec<Whole> = (0..wire.choices()).map(|_| Whole::default()).collect();
+pub(crate) async fn collect<W: ResponseFormat>(
+    mut choices: Choices,
+    format: &W,
+) -> Result<(Vec<FullResponse>, Usage), ApiError> {
+    let mut tally = Tally::new(format, choices.n());
+    let mut responses: Vec<FullResponse> = (0..format.choices()).map(|_| FullResponse::default()).collect();
     while let Some(output) = choices.next().await.transpose()? {
         tally.add(&output);
-        wholes[output.index as usize].add(output);
+        responses[output.index as usize].add(output);
     }
-    Ok((wholes, tally.total()))
+    Ok((responses, tally.total()))
 }
 
 /// The content of parts.

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::api::shared::fields::Fields;
+use crate::api::shared::fields::JsonFields;
 
 /// Maximum number of functions in a request.
 const MAX_TOOLS: usize = 1024;
@@ -53,11 +53,11 @@ impl Default for Tools {
 /// How an API spells tools and the choice among them.
 pub(crate) struct ToolForm {
     /// Converts a tool to the form of the chat route; `None` if it is no function, which adds an error.
-    pub(crate) definition: fn(&mut Fields<'_>, usize, Value) -> Option<Value>,
+    pub(crate) definition: fn(&mut JsonFields<'_>, usize, Value) -> Option<Value>,
     /// Reads the choice.
-    pub(crate) choice: fn(&mut Fields<'_>) -> WantedTool,
+    pub(crate) choice: fn(&mut JsonFields<'_>) -> WantedTool,
     /// Reads whether a message may have several calls.
-    pub(crate) parallel: fn(&mut Fields<'_>) -> bool,
+    pub(crate) parallel: fn(&mut JsonFields<'_>) -> bool,
     /// Whether an empty list, and a choice without a list, are errors.
     pub(crate) needs_tools: bool,
     /// The error of a choice that is none.
@@ -76,7 +76,7 @@ pub(crate) enum WantedTool {
 
 impl Tools {
     /// Reads the fields of a request.
-    pub(crate) fn read(fields: &mut Fields<'_>, form: &ToolForm) -> Self {
+    pub(crate) fn read(fields: &mut JsonFields<'_>, form: &ToolForm) -> Self {
         let definitions = definitions(fields, form);
         let wanted = (form.choice)(fields);
         let choice = choice(fields, form, wanted, definitions.as_deref());
@@ -117,7 +117,7 @@ fn name_of(function: &Map<String, Value>) -> Option<&str> {
 }
 
 /// Reads the list of tools, which has a maximum length.
-fn definitions(fields: &mut Fields<'_>, form: &ToolForm) -> Option<Vec<Value>> {
+fn definitions(fields: &mut JsonFields<'_>, form: &ToolForm) -> Option<Vec<Value>> {
     let listed: Vec<Value> = fields.get("tools")?;
     if listed.len() > MAX_TOOLS {
         let message = format!("tools has at most {MAX_TOOLS} tools, got {}.", listed.len());
@@ -133,7 +133,12 @@ fn definitions(fields: &mut Fields<'_>, form: &ToolForm) -> Option<Vec<Value>> {
 }
 
 /// The choice among the tools, by default the model's.
-fn choice(fields: &mut Fields<'_>, form: &ToolForm, wanted: WantedTool, definitions: Option<&[Value]>) -> ToolChoice {
+fn choice(
+    fields: &mut JsonFields<'_>,
+    form: &ToolForm,
+    wanted: WantedTool,
+    definitions: Option<&[Value]>,
+) -> ToolChoice {
     if definitions.is_none() && !form.needs_tools {
         return ToolChoice::None;
     }

@@ -1,8 +1,8 @@
-//! Fields of vLLM's API that are not supported. A field that would change the answer is refused by name; null and the
+//! JsonFields of vLLM's API that are not supported. A field that would change the answer is refused by name; null and the
 //! value that means "off" are accepted. Other fields that are unknown are ignored, as in vLLM. To support a field, read it
 //! and delete its row.
 
-use crate::api::shared::fields::Fields;
+use crate::api::shared::fields::JsonFields;
 
 /// Name of a field, and the JSON of the value that means "off" in addition to null.
 type Row = (&'static str, &'static str);
@@ -17,7 +17,7 @@ const COMMON: &[Row] = &[
     ("watermarking", "null"),
 ];
 
-/// Fields of earlier releases of vLLM that restricted the output, and their new names in `structured_outputs`. vLLM
+/// JsonFields of earlier releases of vLLM that restricted the output, and their new names in `structured_outputs`. vLLM
 /// ignores them; an answer without the requested restriction would be worse than an error.
 const RENAMED: &[(&str, &str, &str)] = &[
     ("guided_choice", "null", "choice"),
@@ -47,7 +47,7 @@ pub(crate) enum Route {
 }
 
 /// Adds an error for every field that requests an unsupported feature.
-pub(crate) fn refuse(fields: &mut Fields<'_>, route: Route) {
+pub(crate) fn refuse(fields: &mut JsonFields<'_>, route: Route) {
     let own = match route {
         Route::Chat => CHAT,
         Route::Completion => COMPLETION,
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     fn refused(body: &str, route: Route) -> Vec<String> {
-        let mut fields = Fields::parse(body.as_bytes()).unwrap();
+        let mut fields = JsonFields::parse(body.as_bytes()).unwrap();
         refuse(&mut fields, route);
         fields.into_errors().listed().iter().map(|e| e.location.join(".")).collect()
     }
@@ -110,7 +110,7 @@ mod tests {
             for route in [Route::Chat, Route::Completion, Route::Responses] {
                 assert!(refused(&format!("{{\"{name}\": {off}}}"), route).is_empty(), "{name}");
                 let body = format!("{{\"{name}\": {{\"x\": 1}}}}");
-                let mut fields = Fields::parse(body.as_bytes()).unwrap();
+                let mut fields = JsonFields::parse(body.as_bytes()).unwrap();
                 refuse(&mut fields, route);
                 let errors = fields.into_errors();
                 let errors = errors.listed();

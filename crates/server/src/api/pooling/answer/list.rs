@@ -54,7 +54,7 @@ impl Head {
 
 /// The name of a vector in an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum VectorKind {
     Embedding,
     Pooling,
 }
@@ -62,7 +62,7 @@ pub(crate) enum Kind {
 /// A list of vectors.
 pub(crate) struct Vectors {
     pub(crate) head: Head,
-    pub(crate) kind: Kind,
+    pub(crate) kind: VectorKind,
     pub(crate) encoding: Encoding,
     pub(crate) finish: Finish,
     /// Number of elements, if not all.
@@ -112,8 +112,8 @@ impl Vectors {
             (_, Some(_)) => Vector::Rows(result, width),
         };
         match self.kind {
-            Kind::Embedding => Item::Embedding { index, object: "embedding", embedding: vector },
-            Kind::Pooling => Item::Pooling { index, object: "pooling", data: vector },
+            VectorKind::Embedding => Item::Embedding { index, object: "embedding", embedding: vector },
+            VectorKind::Pooling => Item::Pooling { index, object: "pooling", data: vector },
         }
     }
 

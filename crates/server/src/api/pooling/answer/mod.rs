@@ -24,7 +24,7 @@ use crate::workers::{LARGE_BODY, Work};
 pub(crate) use classification::Classification;
 pub(crate) use cohere::CohereEmbeddings;
 pub(crate) use finish::Finish;
-pub(crate) use list::{Head, Kind, Vectors};
+pub(crate) use list::{Head, VectorKind, Vectors};
 pub(crate) use scoring::{Comparison, Ranking, Scores};
 
 /// The form of an answer.
@@ -70,7 +70,7 @@ async fn compute(state: &AppState, prepared: &mut PreparedPooling) -> Result<Vec
     let mut results = Vec::with_capacity(running.len());
     while let Some(ended) = running.next().await {
         if let Some(traced) = &mut traced {
-            told(traced, results.len(), &ended);
+            record_end(traced, results.len(), &ended);
         }
         results.push(ended?.0);
     }
@@ -109,7 +109,7 @@ fn build_request(prepared: &PreparedPooling, index: usize) -> Request {
 type Ended = (Vec<f32>, Option<StageTimes>);
 
 /// Records the end of a sequence in the trace.
-fn told(traced: &mut TracedSequences, index: usize, ended: &Result<Ended, ApiError>) {
+fn record_end(traced: &mut TracedSequences, index: usize, ended: &Result<Ended, ApiError>) {
     match ended {
         Ok((_, times)) => {
             traced.timed(index, *times);

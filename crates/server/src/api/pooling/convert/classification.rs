@@ -8,12 +8,16 @@ use crate::api::pooling::answer::Classification;
 use crate::api::pooling::convert::prompts::Prompts;
 use crate::api::pooling::convert::{PreparedPooling, Work, check_size, head, prepared, tokens_of};
 use crate::api::pooling::request::{ClassifyRequest, Encoding};
-use crate::api::shared::headers::Headers;
+use crate::api::shared::headers::RequestHeaders;
 use crate::app::AppState;
 use crate::error::ApiError;
 
 /// Prepares a request of POST /classify.
-pub(crate) fn classification(state: &AppState, body: &[u8], headers: &Headers) -> Result<PreparedPooling, ApiError> {
+pub(crate) fn classification(
+    state: &AppState,
+    body: &[u8],
+    headers: &RequestHeaders,
+) -> Result<PreparedPooling, ApiError> {
     let ClassifyRequest { common, mut input } = ClassifyRequest::parse(body)?;
     let model = state.resolve_model(common.model.as_deref())?;
     let (finish, labels) = state.score_finish(common.use_activation)?;

@@ -8,13 +8,17 @@ use crate::api::pooling::answer::CohereEmbeddings;
 use crate::api::pooling::convert::prompts::{PoolingPrompt, Prompts};
 use crate::api::pooling::convert::{ITEM_BYTES, PreparedPooling, Work, prepared, tokens_of};
 use crate::api::pooling::request::{CohereInput, CohereRequest, CohereType, Encoding, Format, PoolingFields};
-use crate::api::shared::headers::Headers;
+use crate::api::shared::headers::RequestHeaders;
 use crate::api::shared::size::ResponseSize;
 use crate::app::{App, AppState};
 use crate::error::ApiError;
 
 /// Prepares a request of POST /v2/embed.
-pub(crate) fn cohere_embeddings(state: &AppState, body: &[u8], headers: &Headers) -> Result<PreparedPooling, ApiError> {
+pub(crate) fn cohere_embeddings(
+    state: &AppState,
+    body: &[u8],
+    headers: &RequestHeaders,
+) -> Result<PreparedPooling, ApiError> {
     let request = CohereRequest::parse(body)?;
     let model = state.resolve_model(request.model.as_deref())?;
     let finish = state.vector_finish(None)?;

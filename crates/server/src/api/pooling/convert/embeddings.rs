@@ -2,17 +2,17 @@
 
 use octavo_engine::Pooling;
 
-use crate::api::pooling::answer::{Kind, Vectors};
+use crate::api::pooling::answer::{VectorKind, Vectors};
 use crate::api::pooling::convert::prompts::Prompts;
 use crate::api::pooling::convert::{PreparedPooling, Work, check_size, head, prepared, tokens_of};
 use crate::api::pooling::request::EmbeddingRequest;
-use crate::api::shared::headers::Headers;
+use crate::api::shared::headers::RequestHeaders;
 use crate::app::{App, AppState};
 use crate::config::{Matryoshka, PoolingKind};
 use crate::error::ApiError;
 
 /// Prepares a request of POST /v1/embeddings.
-pub(crate) fn embeddings(state: &AppState, body: &[u8], headers: &Headers) -> Result<PreparedPooling, ApiError> {
+pub(crate) fn embeddings(state: &AppState, body: &[u8], headers: &RequestHeaders) -> Result<PreparedPooling, ApiError> {
     let generates = state.config.pooling.is_none();
     let EmbeddingRequest { common, mut input, encoding, dimensions } = EmbeddingRequest::parse(body, generates)?;
     let model = state.resolve_model(common.model.as_deref())?;
@@ -23,7 +23,7 @@ pub(crate) fn embeddings(state: &AppState, body: &[u8], headers: &Headers) -> Re
     let bytes = check_size(state, prompts.len(), elements, encoding.bytes_per_element())?;
     let id = headers.id(common.request_id.as_ref());
     let head = head(&model, format!("embd-{id}"), tokens_of(&prompts));
-    let answer = Box::new(Vectors { head, kind: Kind::Embedding, encoding, finish, dimensions, tokens: None });
+    let answer = Box::new(Vectors { head, kind: VectorKind::Embedding, encoding, finish, dimensions, tokens: None });
     let work = Work { model, prompts, pooling: Pooling::Prompt, answer, bytes };
     Ok(prepared(state, &common, headers, id, work))
 }

@@ -13,7 +13,7 @@ use octavo_engine::Pooling;
 
 use crate::api::pooling::answer::{Answer, Finish, Head};
 use crate::api::pooling::request::PoolingFields;
-use crate::api::shared::headers::Headers;
+use crate::api::shared::headers::RequestHeaders;
 use crate::api::shared::model::ResolvedModel;
 use crate::api::shared::size::ResponseSize;
 use crate::app::{App, AppState, unix_time};
@@ -29,7 +29,7 @@ pub(crate) use scoring::{ranking, scores};
 pub(crate) use task::pooling;
 
 /// The function that prepares a request from its body.
-pub(crate) type PreparePooling = fn(&AppState, &[u8], &Headers) -> Result<PreparedPooling, ApiError>;
+pub(crate) type PreparePooling = fn(&AppState, &[u8], &RequestHeaders) -> Result<PreparedPooling, ApiError>;
 
 /// Estimated bytes of a result in an answer, beside its numbers.
 const ITEM_BYTES: usize = 64;
@@ -67,7 +67,13 @@ struct Work {
 }
 
 /// A request with the fields and headers that all requests have; `id` is the one of its headers.
-fn prepared(state: &AppState, common: &PoolingFields, headers: &Headers, id: String, work: Work) -> PreparedPooling {
+fn prepared(
+    state: &AppState,
+    common: &PoolingFields,
+    headers: &RequestHeaders,
+    id: String,
+    work: Work,
+) -> PreparedPooling {
     let Work { model, prompts, pooling, answer, bytes } = work;
     PreparedPooling {
         request_id: id,

@@ -11,7 +11,7 @@ use crate::api::pooling::convert::prompts::{PoolingPrompt, Prompts};
 use crate::api::pooling::convert::{ITEM_BYTES, PreparedPooling, Work, head, prepared, tokens_of};
 use crate::api::pooling::request::{RerankRequest, ScoreRequest, ScoringFields};
 use crate::api::shared::conversation::merged;
-use crate::api::shared::headers::Headers;
+use crate::api::shared::headers::RequestHeaders;
 use crate::api::shared::size::ResponseSize;
 use crate::app::{App, AppState};
 use crate::config::{PairFormat, PoolingKind};
@@ -19,7 +19,7 @@ use crate::error::ApiError;
 use crate::workers::take_turns;
 
 /// Prepares a request of POST /score.
-pub(crate) fn scores(state: &AppState, body: &[u8], headers: &Headers) -> Result<PreparedPooling, ApiError> {
+pub(crate) fn scores(state: &AppState, body: &[u8], headers: &RequestHeaders) -> Result<PreparedPooling, ApiError> {
     let ScoreRequest { fields, queries, documents } = ScoreRequest::parse(body)?;
     let model = state.resolve_model(fields.common.model.as_deref())?;
     let compared = compare(state, &fields, &queries, &documents)?;
@@ -32,7 +32,7 @@ pub(crate) fn scores(state: &AppState, body: &[u8], headers: &Headers) -> Result
 }
 
 /// Prepares a request of POST /rerank.
-pub(crate) fn ranking(state: &AppState, body: &[u8], headers: &Headers) -> Result<PreparedPooling, ApiError> {
+pub(crate) fn ranking(state: &AppState, body: &[u8], headers: &RequestHeaders) -> Result<PreparedPooling, ApiError> {
     let RerankRequest { fields, query, documents, top_n } = RerankRequest::parse(body)?;
     let model = state.resolve_model(fields.common.model.as_deref())?;
     let compared = compare(state, &fields, &[query], &documents)?;

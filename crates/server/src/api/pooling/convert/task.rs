@@ -2,17 +2,17 @@
 
 use octavo_engine::Pooling;
 
-use crate::api::pooling::answer::{Kind, Vectors};
+use crate::api::pooling::answer::{VectorKind, Vectors};
 use crate::api::pooling::convert::prompts::Prompts;
 use crate::api::pooling::convert::{PreparedPooling, Work, check_size, head, prepared, tokens_of};
 use crate::api::pooling::request::{PoolingRequest, PoolingTask};
-use crate::api::shared::headers::Headers;
+use crate::api::shared::headers::RequestHeaders;
 use crate::app::{App, AppState};
 use crate::config::PoolingKind;
 use crate::error::ApiError;
 
 /// Prepares a request of POST /pooling.
-pub(crate) fn pooling(state: &AppState, body: &[u8], headers: &Headers) -> Result<PreparedPooling, ApiError> {
+pub(crate) fn pooling(state: &AppState, body: &[u8], headers: &RequestHeaders) -> Result<PreparedPooling, ApiError> {
     let PoolingRequest { common, mut input, encoding, task } = PoolingRequest::parse(body)?;
     let model = state.resolve_model(common.model.as_deref())?;
     let task = state.task(task)?;
@@ -34,7 +34,7 @@ pub(crate) fn pooling(state: &AppState, body: &[u8], headers: &Headers) -> Resul
     let bytes = check_size(state, prompts.len(), results.saturating_mul(width), encoding.bytes_per_element())?;
     let id = headers.id(common.request_id.as_ref());
     let head = head(&model, format!("pooling-{id}"), total);
-    let answer = Box::new(Vectors { head, kind: Kind::Pooling, encoding, finish, dimensions: None, tokens });
+    let answer = Box::new(Vectors { head, kind: VectorKind::Pooling, encoding, finish, dimensions: None, tokens });
     let work = Work { model, prompts, pooling, answer, bytes };
     Ok(prepared(state, &common, headers, id, work))
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::api::completions::request::MAX_PROMPTS;
 use crate::api::pooling::request::encoding::one_of;
 use crate::api::shared::common::{Side, Truncation};
-use crate::api::shared::fields::Fields;
+use crate::api::shared::fields::JsonFields;
 use crate::error::ApiError;
 
 /// An encoding of vectors in Cohere's API.
@@ -67,7 +67,7 @@ pub(crate) struct CohereRequest {
 impl CohereRequest {
     /// Reads a body.
     pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse(body)?;
+        let mut fields = JsonFields::parse(body)?;
         let given: Vec<&str> =
             ["texts", "images", "inputs"].into_iter().filter(|name| fields.raw(name).is_some()).collect();
         let input = match given[..] {
@@ -112,7 +112,7 @@ fn nothing() -> ApiError {
 }
 
 /// The encodings, each once.
-fn types(fields: &mut Fields<'_>) -> Vec<CohereType> {
+fn types(fields: &mut JsonFields<'_>) -> Vec<CohereType> {
     let names = fields.list::<String, 16>("embedding_types");
     let mut types = vec![];
     for name in names {
@@ -136,7 +136,7 @@ fn types(fields: &mut Fields<'_>) -> Vec<CohereType> {
 }
 
 /// The contents of `inputs`, which have texts only, as parts of messages.
-fn contents(fields: &mut Fields<'_>) -> Result<Vec<Value>, ApiError> {
+fn contents(fields: &mut JsonFields<'_>) -> Result<Vec<Value>, ApiError> {
     const NO_CONTENT: &str = "Input should be a list of objects whose content is a list of texts";
     let inputs: Vec<Value> = fields.get("inputs").unwrap_or_default();
     if inputs.len() > MAX_PROMPTS {

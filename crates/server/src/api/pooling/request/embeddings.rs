@@ -1,7 +1,7 @@
 //! The body of POST /v1/embeddings.
 
 use crate::api::pooling::request::{Encoding, Input, PoolingFields};
-use crate::api::shared::fields::Fields;
+use crate::api::shared::fields::JsonFields;
 use crate::error::ApiError;
 
 /// A well-formed embeddings request.
@@ -17,7 +17,7 @@ pub(crate) struct EmbeddingRequest {
 impl EmbeddingRequest {
     /// Reads a body. By default, a prompt of messages ends with the start of an answer if `starts_answer`.
     pub(crate) fn parse(body: &[u8], starts_answer: bool) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse(body)?;
+        let mut fields = JsonFields::parse(body)?;
         let request = Self {
             common: PoolingFields::read(&mut fields),
             input: Input::read(&mut fields, body, starts_answer)?,

@@ -5,7 +5,7 @@ use base64::prelude::BASE64_STANDARD;
 use half::{bf16, f16};
 use serde_json::value::RawValue;
 
-use crate::api::shared::fields::Fields;
+use crate::api::shared::fields::JsonFields;
 
 /// The encoding of vectors. The type and the order of bytes apply to all formats but lists of numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,7 +64,7 @@ const BYTE_ORDERS: &[(&str, ByteOrder)] =
     &[("native", ByteOrder::Native), ("little", ByteOrder::Little), ("big", ByteOrder::Big)];
 
 impl Encoding {
-    pub(crate) fn read(fields: &mut Fields<'_>) -> Self {
+    pub(crate) fn read(fields: &mut JsonFields<'_>) -> Self {
         let format = one_of(fields, "encoding_format", FORMATS);
         let quoted = fields.raw("embed_dtype").map(RawValue::get);
         let unsupported = UNSUPPORTED_TYPES.into_iter().find(|name| quoted == Some(&format!("\"{name}\"")));
@@ -144,7 +144,7 @@ fn name_of<T: Copy + PartialEq>(value: T, names: &[(&'static str, T)]) -> &'stat
 }
 
 /// The value of a field that is one of these names; the default if it is absent.
-pub(crate) fn one_of<T: Copy + Default>(fields: &mut Fields<'_>, field: &str, names: &[(&str, T)]) -> T {
+pub(crate) fn one_of<T: Copy + Default>(fields: &mut JsonFields<'_>, field: &str, names: &[(&str, T)]) -> T {
     let Some(raw) = fields.raw(field) else { return T::default() };
     let given: Option<String> = serde_json::from_str(raw.get()).ok();
     let found = names.iter().find(|(name, _)| given.as_deref() == Some(name));
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     fn read(body: &str) -> Result<Encoding, String> {
-        let mut fields = Fields::parse(body.as_bytes()).unwrap();
+        let mut fields = JsonFields::parse(body.as_bytes()).unwrap();
         let encoding = Encoding::read(&mut fields);
         fields.finish().map(|()| encoding).map_err(|error| error.to_string())
     }

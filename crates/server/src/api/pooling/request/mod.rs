@@ -9,7 +9,7 @@ mod task;
 use crate::api::chat::request::ChatRequest;
 use crate::api::completions::request::{Prompt, prompts};
 use crate::api::shared::common::{Truncation, cache_salt, request_id, truncation};
-use crate::api::shared::fields::Fields;
+use crate::api::shared::fields::JsonFields;
 use crate::error::ApiError;
 
 pub(crate) use cohere::{CohereInput, CohereRequest, CohereType};
@@ -18,7 +18,7 @@ pub(crate) use encoding::{ByteOrder, ElementType, Encoding, Format};
 pub(crate) use scoring::{RerankRequest, ScoreRequest, ScoringFields, names_queries};
 pub(crate) use task::{PoolingRequest, PoolingTask};
 
-/// Fields of earlier releases of vLLM that `use_activation` replaces. They would change the answer.
+/// JsonFields of earlier releases of vLLM that `use_activation` replaces. They would change the answer.
 const REMOVED: [&str; 3] = ["activation", "normalize", "softmax"];
 
 /// The fields that all requests for vectors and scores share.
@@ -34,7 +34,7 @@ pub(crate) struct PoolingFields {
 }
 
 impl PoolingFields {
-    fn read(fields: &mut Fields<'_>) -> Self {
+    fn read(fields: &mut JsonFields<'_>) -> Self {
         for name in REMOVED {
             if fields.raw(name).is_some() {
                 let message = format_args!("Parameter `{name}` was removed; use `use_activation` instead.");
@@ -68,7 +68,7 @@ pub(crate) enum Input {
 
 impl Input {
     /// Reads the input of a body. By default, a prompt of messages ends with the start of an answer if `starts_answer`.
-    fn read(fields: &mut Fields<'_>, body: &[u8], starts_answer: bool) -> Result<Self, ApiError> {
+    fn read(fields: &mut JsonFields<'_>, body: &[u8], starts_answer: bool) -> Result<Self, ApiError> {
         if fields.raw("messages").is_none() {
             let add_special_tokens = fields.get("add_special_tokens").unwrap_or(true);
             return Ok(Self::Prompts { prompts: prompts(fields, "input"), add_special_tokens });
@@ -87,7 +87,7 @@ pub(crate) struct ClassifyRequest {
 impl ClassifyRequest {
     /// Reads a body.
     pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse(body)?;
+        let mut fields = JsonFields::parse(body)?;
         let request = Self { common: PoolingFields::read(&mut fields), input: Input::read(&mut fields, body, false)? };
         fields.finish()?;
         Ok(request)

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::api::completions::request::MAX_PROMPTS;
 use crate::api::pooling::request::PoolingFields;
-use crate::api::shared::fields::{Fields, Limited};
+use crate::api::shared::fields::{JsonFields, Limited};
 use crate::error::{ApiError, FieldError};
 
 /// The names of the two lists of texts, in the order in which vLLM tries them.
@@ -26,7 +26,7 @@ pub(crate) struct ScoringFields {
 }
 
 impl ScoringFields {
-    fn read(fields: &mut Fields<'_>) -> Self {
+    fn read(fields: &mut JsonFields<'_>) -> Self {
         let mut template_kwargs: Map<String, Value> = fields.get("chat_template_kwargs").unwrap_or_default();
         if let Some(instruction) = fields.get::<String>("instruction") {
             template_kwargs.entry("instruction").or_insert(instruction.into());
@@ -51,7 +51,7 @@ pub(crate) struct ScoreRequest {
 impl ScoreRequest {
     /// Reads a body.
     pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse(body)?;
+        let mut fields = JsonFields::parse(body)?;
         let has = |name| fields.raw(name).is_some();
         let whole = SPELLINGS.into_iter().find(|(first, second)| has(first) && has(second));
         let half = SPELLINGS.into_iter().find(|(first, second)| has(first) || has(second));
@@ -68,7 +68,7 @@ impl ScoreRequest {
 }
 
 /// Whether a body has a field of [`ScoreRequest`].
-pub(crate) fn names_queries(fields: &Fields<'_>) -> bool {
+pub(crate) fn names_queries(fields: &JsonFields<'_>) -> bool {
     SPELLINGS.into_iter().any(|(first, _)| fields.raw(first).is_some())
 }
 
@@ -94,7 +94,7 @@ pub(crate) struct RerankRequest {
 impl RerankRequest {
     /// Reads a body.
     pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse(body)?;
+        let mut fields = JsonFields::parse(body)?;
         let query = fields.raw("query").map(text);
         match &query {
             None => fields.missing("query"),
@@ -119,7 +119,7 @@ impl RerankRequest {
 const NO_TEXT: &str = "Input should be a valid string, or an object with text and nothing else";
 
 /// The texts of a field, which has one or a list of them.
-fn texts(fields: &mut Fields<'_>, name: &str) -> Vec<String> {
+fn texts(fields: &mut JsonFields<'_>, name: &str) -> Vec<String> {
     let Some(raw) = fields.raw(name) else {
         fields.missing(name);
         return vec![];

@@ -2,7 +2,7 @@
 
 use crate::api::pooling::request::encoding::alternatives;
 use crate::api::pooling::request::{Encoding, Input, PoolingFields};
-use crate::api::shared::fields::Fields;
+use crate::api::shared::fields::JsonFields;
 use crate::error::ApiError;
 
 /// The results that a request asks for.
@@ -31,7 +31,7 @@ impl PoolingTask {
         }
     }
 
-    fn read(fields: &mut Fields<'_>) -> Option<Self> {
+    fn read(fields: &mut JsonFields<'_>) -> Option<Self> {
         let name: String = fields.get("task")?;
         let task = Self::ALL.into_iter().find(|task| task.name() == name);
         match (task, name.as_str()) {
@@ -62,7 +62,7 @@ pub(crate) struct PoolingRequest {
 impl PoolingRequest {
     /// Reads a body.
     pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse(body)?;
+        let mut fields = JsonFields::parse(body)?;
         if fields.raw("dimensions").is_some() {
             fields.value_error("dimensions", "dimensions is currently not supported");
         }

@@ -1,7 +1,7 @@
 //! A JSON body as named fields, which are read one by one into Rust types. Errors are collected, so that a client receives
 //! all of them at once, each with its location.
 //!
-//! Fields stay raw text until they are read: an unknown field costs only its bytes, and a list of a million token ids
+//! JsonFields stay raw text until they are read: an unknown field costs only its bytes, and a list of a million token ids
 //! never becomes a million JSON values. The memory of a request is a small multiple of its body: errors beyond the first
 //! are counted, lists have a limit, and a field becomes a tree of JSON values only if it has few of them for its length.
 
@@ -29,7 +29,7 @@ const FREE_VALUES: usize = 16 << 10;
 const BYTES_PER_VALUE: usize = 16;
 
 /// The fields of one JSON object.
-pub(crate) struct Fields<'a> {
+pub(crate) struct JsonFields<'a> {
     values: HashMap<String, &'a RawValue>,
     path: Vec<String>,
     errors: FieldErrors,
@@ -48,7 +48,7 @@ pub(crate) trait FieldValue: Sized {
     fn read(raw: &RawValue) -> Option<Self>;
 }
 
-impl<'a> Fields<'a> {
+impl<'a> JsonFields<'a> {
     /// Reads a request body, which must be a JSON object.
     pub(crate) fn parse(body: &'a [u8]) -> Result<Self, ApiError> {
         let raw: &RawValue = serde_json::from_slice(body).map_err(|e| {
@@ -155,9 +155,9 @@ struct Object<'a> {
 
 impl<'de> Deserialize<'de> for Object<'de> {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Fields;
+        struct JsonFields;
 
-        impl<'de> Visitor<'de> for Fields {
+        impl<'de> Visitor<'de> for JsonFields {
             type Value = Object<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -177,7 +177,7 @@ impl<'de> Deserialize<'de> for Object<'de> {
             }
         }
 
-        deserializer.deserialize_map(Fields)
+        deserializer.deserialize_map(JsonFields)
     }
 }
 
@@ -313,8 +313,8 @@ impl<const MAX: usize> FieldValue for Strings<MAX> {
 mod tests {
     use super::*;
 
-    fn fields(body: &str) -> Fields<'_> {
-        Fields::parse(body.as_bytes()).unwrap()
+    fn fields(body: &str) -> JsonFields<'_> {
+        JsonFields::parse(body.as_bytes()).unwrap()
     }
 
     #[test]
@@ -345,7 +345,7 @@ mod tests {
             b"\xef\xbb\xbf{}",
         ];
         for body in bad {
-            let error = Fields::parse(body).err().unwrap();
+            let error = JsonFields::parse(body).err().unwrap();
             assert_eq!(error.status(), 400, "{body:?}");
             assert!(error.to_string().starts_with("1 validation error:\n  {'type': "), "{error}");
         }
@@ -398,8 +398,8 @@ mod tests {
     fn an_object_has_a_bounded_number_of_fields() {
         let body =
             |count: usize| format!("{{{}}}", (0..count).map(|i| format!("\"{i}\":1")).collect::<Vec<_>>().join(","));
-        assert!(Fields::parse(body(MAX_FIELDS).as_bytes()).is_ok());
-        let error = Fields::parse(body(5000).as_bytes()).err().unwrap().to_string();
+        assert!(JsonFields::parse(body(MAX_FIELDS).as_bytes()).is_ok());
+        let error = JsonFields::parse(body(5000).as_bytes()).err().unwrap().to_string();
         assert!(error.contains("Input has 5000 fields, but at most 1024 are allowed"), "{error}");
     }
 

@@ -4,7 +4,7 @@ use octavo_text::GrammarSpec;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::api::shared::fields::{Fields, Limited, check_values};
+use crate::api::shared::fields::{JsonFields, Limited, check_values};
 use crate::error::FieldErrors;
 
 /// Maximum nesting of a specification.
@@ -17,7 +17,7 @@ const MAX_CHOICES: usize = 16 << 10;
 const KINDS: [&str; 6] = ["json", "regex", "choice", "grammar", "json_object", "structural_tag"];
 
 /// Reads both fields, of which at most one may restrict the output.
-pub(crate) fn grammar(fields: &mut Fields<'_>) -> Option<GrammarSpec> {
+pub(crate) fn grammar(fields: &mut JsonFields<'_>) -> Option<GrammarSpec> {
     let format = response_format(fields);
     let outputs = structured_outputs(fields);
     if format.is_some() && outputs.is_some() {
@@ -27,7 +27,7 @@ pub(crate) fn grammar(fields: &mut Fields<'_>) -> Option<GrammarSpec> {
 }
 
 /// Reads `response_format`, or `text.format` of the responses route, which has its schema inline.
-pub(crate) fn response_format(fields: &mut Fields<'_>) -> Option<GrammarSpec> {
+pub(crate) fn response_format(fields: &mut JsonFields<'_>) -> Option<GrammarSpec> {
     let raw = fields.raw("response_format")?;
     match format_of(raw, "response_format") {
         Ok(spec) => spec,
@@ -40,7 +40,7 @@ pub(crate) fn response_format(fields: &mut Fields<'_>) -> Option<GrammarSpec> {
 
 /// The grammar of a format object at the field `name`.
 pub(crate) fn format_of(raw: &RawValue, name: &str) -> Result<Option<GrammarSpec>, FieldErrors> {
-    let mut format = Fields::object(raw, vec![name.to_owned()])?;
+    let mut format = JsonFields::object(raw, vec![name.to_owned()])?;
     let kind: Option<String> = format.get("type");
     let spec = match kind.as_deref() {
         Some("text") => None,
@@ -67,9 +67,9 @@ pub(crate) fn format_of(raw: &RawValue, name: &str) -> Result<Option<GrammarSpec
 }
 
 /// The schema is under `json_schema` or, in the form of the responses route, beside `type`.
-fn json_schema(format: &mut Fields<'_>, name: &str) -> Option<GrammarSpec> {
+fn json_schema(format: &mut JsonFields<'_>, name: &str) -> Option<GrammarSpec> {
     let inner = match format.raw("json_schema") {
-        Some(raw) => Fields::object(raw, vec![name.to_owned(), "json_schema".into()]),
+        Some(raw) => JsonFields::object(raw, vec![name.to_owned(), "json_schema".into()]),
         None if format.raw("schema").is_some() => return schema(format),
         None => {
             format.missing("json_schema");
@@ -89,7 +89,7 @@ fn json_schema(format: &mut Fields<'_>, name: &str) -> Option<GrammarSpec> {
     }
 }
 
-fn schema(fields: &mut Fields<'_>) -> Option<GrammarSpec> {
+fn schema(fields: &mut JsonFields<'_>) -> Option<GrammarSpec> {
     let Some(raw) = fields.raw("schema") else {
         fields.missing("schema");
         return None;
@@ -117,9 +117,9 @@ pub(crate) fn json_spec(schema: Value) -> GrammarSpec {
     }
 }
 
-fn structured_outputs(fields: &mut Fields<'_>) -> Option<GrammarSpec> {
+fn structured_outputs(fields: &mut JsonFields<'_>) -> Option<GrammarSpec> {
     let raw = fields.raw("structured_outputs")?;
-    let mut inner = match Fields::object(raw, vec!["structured_outputs".into()]) {
+    let mut inner = match JsonFields::object(raw, vec!["structured_outputs".into()]) {
         Ok(inner) => inner,
         Err(error) => {
             fields.absorb(error);
@@ -143,14 +143,14 @@ fn structured_outputs(fields: &mut Fields<'_>) -> Option<GrammarSpec> {
     spec
 }
 
-fn is_set(fields: &mut Fields<'_>, kind: &str) -> bool {
+fn is_set(fields: &mut JsonFields<'_>, kind: &str) -> bool {
     match kind {
         "json_object" => fields.get(kind).unwrap_or(false),
         _ => fields.raw(kind).is_some(),
     }
 }
 
-fn structured(fields: &mut Fields<'_>, kind: &str) -> Option<GrammarSpec> {
+fn structured(fields: &mut JsonFields<'_>, kind: &str) -> Option<GrammarSpec> {
     match kind {
         "json" => structured_json(fields),
         "regex" => fields.get("regex").map(GrammarSpec::Regex),
@@ -169,7 +169,7 @@ fn structured(fields: &mut Fields<'_>, kind: &str) -> Option<GrammarSpec> {
     }
 }
 
-fn structured_json(fields: &mut Fields<'_>) -> Option<GrammarSpec> {
+fn structured_json(fields: &mut JsonFields<'_>) -> Option<GrammarSpec> {
     let schema = text_or_value(fields, "json")?;
     Some(GrammarSpec::JsonSchema {
         schema,
@@ -180,7 +180,7 @@ fn structured_json(fields: &mut Fields<'_>) -> Option<GrammarSpec> {
 }
 
 /// A JSON value, or a string that contains one.
-fn text_or_value(fields: &mut Fields<'_>, name: &str) -> Option<Value> {
+fn text_or_value(fields: &mut JsonFields<'_>, name: &str) -> Option<Value> {
     let raw = fields.raw(name)?;
     let text: Option<String> = raw.get().starts_with('"').then(|| fields.get(name)).flatten();
     let value = match &text {

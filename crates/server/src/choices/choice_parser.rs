@@ -34,7 +34,7 @@ pub(crate) enum Calls {
 }
 
 /// The parser of one sequence.
-pub(crate) struct Parts {
+pub(crate) struct ChoiceParser {
     parser: Option<Box<OutputParser>>,
     /// The function that the content is the arguments of.
     named: Option<String>,
@@ -48,7 +48,7 @@ pub(crate) struct Parts {
     scratch: Vec<OutputDelta>,
 }
 
-impl Parts {
+impl ChoiceParser {
     pub(crate) fn new(parsing: &Parsing) -> Self {
         let (tools, named) = match &parsing.calls {
             Calls::None => (None, None),
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     fn parts(parsing: &Parsing, texts: &[&str]) -> (Vec<OutputDelta>, bool) {
-        let (mut parts, mut out) = (Parts::new(parsing), Vec::new());
+        let (mut parts, mut out) = (ChoiceParser::new(parsing), Vec::new());
         texts.iter().for_each(|text| parts.push(text, &mut out));
         parts.finish(&mut out);
         (out, parts.has_called())
