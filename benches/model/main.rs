@@ -100,5 +100,5 @@ async fn probe(server: &Server, times: &mut Vec<Duration>) {
 }
 
 fn usage(server: &Server) -> ProcessUsage {
-    ProcessUsage::of(server.pid()).expect("the server runs")
+    ProcessUsage::of_process(server.pid()).expect("the server runs")
 }

@@ -75,6 +75,8 @@ pub(crate) struct Sequence {
     pub(crate) joined: bool,
     /// Whether a step has passed the sequence over while it waited, so that later ones may have overtaken it.
     pub(crate) deferred: bool,
+    /// Number of steps that have passed it over for want of a budget of the step.
+    pub(crate) passes: u32,
     /// Number of preemptions. A planned row carries the count, so that rows from before a preemption are recognised.
     pub(crate) preemptions: u32,
     /// Maximum number of prompt and output tokens together.
@@ -131,6 +133,7 @@ impl Sequence {
             residence: Residence::Waiting,
             joined: false,
             deferred: false,
+            passes: 0,
             preemptions: 0,
             limit,
             pending: 0,

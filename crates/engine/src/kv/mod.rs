@@ -131,6 +131,11 @@ pub(crate) struct KvCache {
     pools: Vec<BlockPool>,
     /// Step being planned.
     step: StepId,
+    /// Number of changes by which more blocks can be had.
+    gains: u64,
+    /// Number of lookups of at least one block.
+    #[cfg(test)]
+    pub(crate) lookups: usize,
     /// Blocks that the last [`KvCache::lookup`] found, by group.
     found: Vec<Vec<BlockId>>,
     /// Changes of the first group's blocks, if they are recorded. One group stands for all, because a prefix is found
@@ -155,6 +160,9 @@ impl KvCache {
             layout,
             events: None,
             step: 0,
+            gains: 0,
+            #[cfg(test)]
+            lookups: 0,
             pools: spec.groups.iter().map(|group| BlockPool::new(group.blocks, layout.indexed_tokens())).collect(),
             found: spec.groups.iter().map(|group| Vec::with_capacity(group.blocks)).collect(),
         }
@@ -198,6 +206,10 @@ impl KvCache {
     /// Finds the blocks after those of a sequence that every group holds, up to position `most`. At least one token is
     /// left to compute, because its logits are needed.
     pub(crate) fn lookup(&mut self, kv: &mut SequenceKv, history: &TokenHistory, most: usize) -> Hit {
+        #[cfg(test)]
+        {
+            self.lookups += usize::from(history.len() > (kv.len() + 1) * self.layout.block_size);
+        }
         let Self { layout, pools, found, step, .. } = self;
         let held = kv.len();
         let most = most.min(history.len() - 1);
@@ -229,18 +241,30 @@ impl KvCache {
         kv.len() * self.layout.block_size
     }
 
-    /// Returns whether a sequence of `tokens` tokens fits once the hit is attached.
-    pub(crate) fn fits(&self, hit: Hit, tokens: usize) -> bool {
-        let need = self.layout.blocks_for(tokens) - hit.blocks;
+    /// Returns whether a sequence of `tokens` tokens fits once the hit is attached, beside `reserved` blocks and a share of
+    /// all blocks.
+    pub(crate) fn fits(&self, hit: Hit, tokens: usize, reserved: usize, share: f64) -> bool {
+        let need = self.layout.blocks_for(tokens) - hit.blocks + reserved;
         self.pools.iter().zip(&self.found).all(|(pool, found)| {
             let revived = found.iter().filter(|&&id| pool.is_free(id)).count();
-            pool.free() - revived >= need
+            pool.free() - revived >= need + (share * pool.total() as f64) as usize
         })
+    }
+
+    /// Returns the number of blocks that a sequence lacks for `tokens` tokens, in each group.
+    pub(crate) fn missing(&self, kv: &SequenceKv, tokens: usize) -> usize {
+        if self.pools.is_empty() { 0 } else { self.layout.blocks_for(tokens).saturating_sub(kv.len()) }
+    }
+
+    /// Returns a number that changes whenever more blocks can be had: some were released or are shared.
+    pub(crate) fn gains(&self) -> u64 {
+        self.gains
     }
 
     /// Appends the hit of the last lookup to a sequence's tables.
     pub(crate) fn attach(&mut self, kv: &mut SequenceKv, hit: Hit) {
         let held = kv.len();
+        self.gains += 1;
         for ((pool, found), table) in self.pools.iter_mut().zip(&self.found).zip(&mut kv.tables) {
             debug_assert!(table.len() == held && found.len() == hit.blocks);
             found.iter().for_each(|&id| pool.attach(id));
@@ -311,6 +335,7 @@ impl KvCache {
                     Some(other) if pool.writer(other) != UNFINISHED => {
                         pool.attach(other);
                         pool.release(id);
+                        self.gains += 1;
                         kv.tables[group][block] = other;
                     }
                     other => {
@@ -343,6 +368,7 @@ impl KvCache {
             found.push(other);
         }
         for ((pool, found), table) in self.pools.iter_mut().zip(&self.found).zip(&mut kv.tables) {
+            self.gains += 1;
             pool.attach(found[0]);
             pool.release(std::mem::replace(&mut table[last], found[0]));
         }
@@ -404,6 +430,7 @@ impl KvCache {
 
     /// Releases all blocks, the last first, so that a prefix that others may share is evicted after its continuation.
     pub(crate) fn release(&mut self, kv: &mut SequenceKv) {
+        self.gains += 1;
         for (pool, table) in self.pools.iter_mut().zip(&mut kv.tables) {
             table.drain(..).rev().for_each(|id| pool.release(id));
         }

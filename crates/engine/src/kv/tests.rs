@@ -29,7 +29,7 @@ impl Holder {
         let history = TokenHistory::new(prompt.into());
         let mut kv = SequenceKv::new(cache.layout(), &history, salted(salt));
         let hit = cache.lookup(&mut kv, &history, usize::MAX);
-        assert!(cache.fits(hit, history.len()));
+        assert!(cache.fits(hit, history.len(), 0, 0.0));
         cache.attach(&mut kv, hit);
         assert!(cache.grow(&mut kv, history.len()));
         cache.commit(&mut kv, &history, history.len());
@@ -209,7 +209,7 @@ proptest! {
                             prop_assert_eq!(filled[group][id as usize].as_ref(), Some(&expected));
                         }
                     }
-                    if cache.fits(hit, len) {
+                    if cache.fits(hit, len, 0, 0.0) {
                         cache.attach(&mut kv, hit);
                         prop_assert!(cache.grow(&mut kv, len));
                         holders.push(Holder { history, kv });

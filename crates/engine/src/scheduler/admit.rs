@@ -6,8 +6,20 @@ use crate::kv::Hit;
 use crate::sequence::SequenceKey;
 use crate::{ClientId, SchedulingPolicy};
 
+/// Number of steps that may pass a sequence over for want of a step's own budget. It then blocks the queue until it is
+/// admitted.
+const MAX_PASSES: u32 = 64;
+
 /// Number of waiting sequences that a step may pass over, so that their lookups cost a bounded time.
 pub(super) const MAX_DEFERRED: usize = 16;
+
+/// A sequence whose blocks did not fit.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shortage {
+    key: SequenceKey,
+    /// Value of [`KvCache::gains`](crate::kv::KvCache::gains).
+    gains: u64,
+}
 
 /// Result of an attempt to admit the head of the queue.
 enum Admission {
@@ -27,14 +39,32 @@ impl Scheduler {
             Admission::Admitted => true,
             Admission::Blocked => false,
             Admission::Deferred => {
-                if let Some(sequence) = self.sequences.get_mut(key) {
-                    sequence.deferred = true;
-                    self.waiting.remove(sequence);
-                    self.deferred.push(key);
-                }
+                self.defer(key);
                 self.deferred.len() < MAX_DEFERRED
             }
         }
+    }
+
+    /// Takes the head out of the queue until the next step.
+    fn defer(&mut self, key: SequenceKey) {
+        if let Some(sequence) = self.sequences.get_mut(key) {
+            sequence.deferred = true;
+            self.waiting.remove(sequence);
+            self.images.release(&mut sequence.images);
+            self.deferred.push(key);
+        }
+    }
+
+    /// Passes over a sequence for which the budget of this step is used up, unless that has happened too often.
+    fn pass_over(&mut self, key: SequenceKey) -> Admission {
+        let Some(sequence) = self.sequences.get_mut(key) else { return Admission::Blocked };
+        sequence.passes += 1;
+        if sequence.passes > MAX_PASSES { self.block(key) } else { Admission::Deferred }
+    }
+
+    fn block(&mut self, key: SequenceKey) -> Admission {
+        self.release_images(key);
+        Admission::Blocked
     }
 
     /// Preempts the last admitted sequence of the client that runs the most, if that is more than its part beside
@@ -50,22 +80,26 @@ impl Scheduler {
         true
     }
 
-    /// Admits the head of the queue. A sequence whose rows to score do not fit this step is admitted without tokens, so
-    /// that it does not block the others. One whose prefix the step being planned computes waits until it can use it.
+    /// Admits the head of the queue if it gets tokens in this step. A sequence for which a budget of its own is used up,
+    /// for scores or images, lets others pass, and so does one whose prefix the step being planned computes.
     fn admit(&mut self, key: SequenceKey, budget: &mut Budget, clock: Option<&StepClock>) -> Admission {
         let share = self.share();
-        let Some(sequence) = self.sequences.get_mut(key) else { return Admission::Blocked };
-        // It was preempted between two steps. Its last token is known when the step in flight has retired.
-        if sequence.pending > 0 {
+        let Some(sequence) = self.sequences.get(key) else { return Admission::Blocked };
+        // The last token of a sequence that was preempted between two steps is known when the step in flight has retired.
+        if sequence.pending > 0 || self.cannot_start(key) {
             return Admission::Blocked;
         }
-        let (client, most, known) = (sequence.client, sequence.may_be_cached(), sequence.history.len());
+        let Some(sequence) = self.sequences.get_mut(key) else { return Admission::Blocked };
+        let (most, known) = (sequence.may_be_cached(), sequence.history.len());
         let hit = self.kv.lookup(&mut sequence.kv, &sequence.history, most);
         if hit.awaited {
             return Admission::Deferred;
         }
         let scored = sequence.within_rows(hit.tokens, budget.scores);
         let mut tokens = (known - hit.tokens).min(share).min(scored);
+        if tokens == 0 {
+            return self.pass_over(key);
+        }
         if tokens > budget.tokens {
             if !self.config.enable_chunked_prefill {
                 return Admission::Blocked;
@@ -80,21 +114,60 @@ impl Scheduler {
         let Some(sequence) = self.sequences.get(key) else { return Admission::Blocked };
         let share = self.uncut(sequence, hit.tokens, tokens, budget.tokens.min(known - hit.tokens));
         let Some(chosen) = self.choice(key, (hit.tokens, share), &time, clock) else { return Admission::Blocked };
-        let Some(chosen) = self.with_images(chosen, hit.tokens, &time, clock) else { return Admission::Blocked };
-        if chosen.tokens == 0 && tokens > 0 {
+        if chosen.tokens == 0 {
             return Admission::Blocked;
         }
-        while self.slots.is_empty() || self.kv.exhausted() || !self.kv.fits(hit, known) {
-            if !self.fair() || !self.make_way(client) {
-                self.release_images(key);
-                return Admission::Blocked;
-            }
+        let Some(chosen) = self.with_images(chosen, hit.tokens, &time, clock) else { return self.block(key) };
+        if chosen.tokens == 0 {
+            return self.pass_over(key);
+        }
+        if !self.find_room(key, hit, budget) {
+            return self.block(key);
         }
         self.start(key, hit, chosen);
-        if chosen.tokens > 0 {
-            self.choose_share(chosen, hit.tokens + chosen.tokens, budget);
+        self.choose_share(chosen, hit.tokens + chosen.tokens, budget);
+        if let (Some(reserved), Some(sequence)) = (&mut budget.reserved, self.sequences.get(key)) {
+            *reserved += self.kv.missing(&sequence.kv, known);
         }
         Admission::Admitted
+    }
+
+    /// Returns whether the head of the queue cannot start, which is known without a lookup of its prefix.
+    fn cannot_start(&self, key: SequenceKey) -> bool {
+        let Some(sequence) = self.sequences.get(key) else { return true };
+        if self.fair() && self.clients.must_yield_to(sequence.client).is_some() {
+            return false;
+        }
+        let short = self.short.is_some_and(|short| short.key == key && short.gains == self.kv.gains());
+        short || self.slots.is_empty() || self.kv.exhausted()
+    }
+
+    /// Returns whether there are a seat and blocks for a sequence with this hit, beside those that running sequences
+    /// still need for the tokens that they have, and the head-room. Others make way if the policy is fair.
+    fn find_room(&mut self, key: SequenceKey, hit: Hit, budget: &mut Budget) -> bool {
+        loop {
+            let Some(sequence) = self.sequences.get(key) else { return false };
+            let (client, known) = (sequence.client, sequence.history.len());
+            let reserved = *budget.reserved.get_or_insert_with(|| self.reserved());
+            let head_room = if self.running.is_empty() { 0.0 } else { self.config.watermark };
+            let fits = !self.kv.exhausted() && self.kv.fits(hit, known, reserved, head_room);
+            if fits && !self.slots.is_empty() {
+                return true;
+            }
+            if !self.fair() || !self.make_way(client) {
+                if !fits {
+                    self.short = Some(Shortage { key, gains: self.kv.gains() });
+                }
+                return false;
+            }
+            budget.reserved = None;
+        }
+    }
+
+    /// Returns the number of blocks that the running sequences still need for the tokens that they have.
+    fn reserved(&self) -> usize {
+        let running = self.running.iter().filter_map(|&key| self.sequences.get(key));
+        running.map(|sequence| self.kv.missing(&sequence.kv, sequence.total())).sum()
     }
 
     /// Moves the head of the queue to the running sequences, with blocks for its first share.

@@ -7,6 +7,8 @@
 
 mod admit;
 #[cfg(test)]
+mod admit_tests;
+#[cfg(test)]
 mod bound_tests;
 mod check;
 mod clients;
@@ -68,8 +70,8 @@ pub(crate) struct StepRecord {
     pub(crate) rows: Vec<StepRow>,
     /// Whether its sampling has been started.
     pub(crate) sampling: bool,
-    /// Whether it encodes images.
-    pub(crate) encodes: bool,
+    /// Number of tokens of the images that it encodes.
+    pub(crate) image_tokens: usize,
     /// Estimated work; nothing without a cost model.
     pub(crate) work: StepWork,
     /// Time of its submission.
@@ -110,6 +112,8 @@ struct Budget {
     scores: usize,
     /// Seconds; infinite if the step is not bounded in time.
     seconds: f64,
+    /// Number of blocks that running sequences still need for the tokens that they have, once it has been counted.
+    reserved: Option<usize>,
 }
 
 impl Budget {
@@ -149,6 +153,8 @@ pub(crate) struct Scheduler {
     admitted: Vec<SequenceKey>,
     /// Sequences that wait for another step and let others pass; they are not in the queue meanwhile.
     deferred: Vec<SequenceKey>,
+    /// The head of the queue, if it found too few blocks.
+    short: Option<admit::Shortage>,
     /// Number of preemptions since the last [`Scheduler::take_preempted`].
     preempted: u64,
     /// Buffer of [`Scheduler::check_integrity`], which runs after every step of a debug build.
@@ -176,6 +182,7 @@ impl Scheduler {
             chosen: Vec::with_capacity(seats),
             admitted: Vec::with_capacity(seats),
             deferred: Vec::with_capacity(admit::MAX_DEFERRED),
+            short: None,
             preempted: 0,
             counts: Vec::new(),
             config,
@@ -310,6 +317,7 @@ impl Scheduler {
             tokens: self.config.max_num_batched_tokens,
             scores: StepPlan::MAX_SCORED_ROWS,
             seconds: clock.map_or(f64::INFINITY, StepClock::for_shares),
+            reserved: None,
         };
         let bounded = budget.seconds.is_finite();
         let mut order = std::mem::take(&mut self.order);
@@ -321,6 +329,7 @@ impl Scheduler {
                 admits = self.admit_or_defer(&mut budget, clock);
             } else if let Some(key) = key {
                 next += 1;
+                budget.reserved = None;
                 let preempted = self.preempted;
                 self.serve(key, &mut budget, clock);
                 admits &= self.preempted == preempted;

@@ -199,6 +199,10 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_parser = values::amount, default_value = "0", value_name = "TOKENS")]
     pub(crate) long_prefill_token_threshold: usize,
 
+    /// Share of the KV cache that stays free for the output of running requests when another is admitted.
+    #[arg(long, value_parser = values::part, default_value = "0.01", value_name = "SHARE")]
+    pub(crate) watermark: f64,
+
     /// Reuse the KV cache of common prefixes [default: on].
     ///
     /// With --no-enable-prefix-caching every prompt is computed from its first token.
