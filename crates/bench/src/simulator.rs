@@ -13,12 +13,15 @@ use std::time::{Duration, Instant};
 
 use octavo_engine::{
     Executor, ExecutorError, Joined, KvCacheSpec, KvGroupSpec, Logprobs, PlannedSequence, PooledRows, SamplingParams,
-    Slot, StepId, StepMasks, StepOutput, StepPlan, TokenOutput,
+    Seat, StepId, StepMasks, StepOutput, StepPlan, TokenOutput,
 };
 use octavo_ops::Program;
 use octavo_ops::cost::{ElementBytes, StepShape, op_cost};
 
 use crate::Device;
+
+/// Number of prompt rows that a step may score, as many as the runner allows.
+const SCORED_ROWS: usize = 64;
 
 /// The flow of simulated time.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -46,12 +49,12 @@ pub struct SimulatorConfig {
     pub max_in_flight: usize,
     /// The flow of time.
     pub clock: Clock,
-    /// Number of slots, which is the engine's `max_num_seqs`.
+    /// Number of seats, which is the engine's `max_num_seqs`.
     pub max_num_seqs: usize,
 }
 
 impl Default for SimulatorConfig {
-    /// Blocks of 16 tokens that fill the device, 16-bit elements, two steps in flight, real time and 256 slots.
+    /// Blocks of 16 tokens that fill the device, 16-bit elements, two steps in flight, real time and 256 seats.
     fn default() -> Self {
         Self {
             block_size: 16,
@@ -103,7 +106,7 @@ pub struct SimulatedExecutor {
     device: Device,
     config: SimulatorConfig,
     spec: KvCacheSpec,
-    slots: Vec<Option<Sequence>>,
+    seats: Vec<Option<Sequence>>,
     steps: VecDeque<InFlight>,
     /// Time at which the device finishes all submitted steps.
     busy_until: Duration,
@@ -132,13 +135,13 @@ impl SimulatedExecutor {
     pub fn new(program: Arc<Program>, device: Device, config: SimulatorConfig) -> Result<Self, SimulatorError> {
         check(&config)?;
         let spec = kv_cache_spec(&program, &device, &config)?;
-        let slots = (0..config.max_num_seqs).map(|_| None).collect();
+        let seats = (0..config.max_num_seqs).map(|_| None).collect();
         Ok(Self {
             program,
             device,
             config,
             spec,
-            slots,
+            seats,
             steps: VecDeque::new(),
             busy_until: Duration::ZERO,
             started: Instant::now(),
@@ -176,36 +179,36 @@ impl SimulatedExecutor {
     }
 
     fn join(&mut self, joined: &Joined) -> Result<(), ExecutorError> {
-        let slot = self.slots.get_mut(joined.slot as usize);
-        let slot = slot.ok_or_else(|| fatal(format!("slot {} does not exist", joined.slot)))?;
+        let seat = self.seats.get_mut(joined.seat as usize);
+        let seat = seat.ok_or_else(|| fatal(format!("seat {} does not exist", joined.seat)))?;
         let key = joined.prompt.iter().fold(joined.params.seed, |key, &id| mix(key ^ u64::from(id)));
-        *slot = Some(Sequence { key, params: Arc::clone(&joined.params), prompt: Arc::clone(&joined.prompt) });
+        *seat = Some(Sequence { key, params: Arc::clone(&joined.params), prompt: Arc::clone(&joined.prompt) });
         Ok(())
     }
 
-    fn sequence(&self, slot: Slot) -> Result<&Sequence, ExecutorError> {
-        let sequence = self.slots.get(slot as usize).and_then(Option::as_ref);
-        sequence.ok_or_else(|| fatal(format!("no sequence has joined slot {slot}")))
+    fn sequence(&self, seat: Seat) -> Result<&Sequence, ExecutorError> {
+        let sequence = self.seats.get(seat as usize).and_then(Option::as_ref);
+        sequence.ok_or_else(|| fatal(format!("no sequence has joined seat {seat}")))
     }
 
     /// The prompt token after a position.
-    fn score(&self, slot: Slot, position: u32) -> Result<TokenOutput, ExecutorError> {
-        let sequence = self.sequence(slot)?;
+    fn score(&self, seat: Seat, position: u32) -> Result<TokenOutput, ExecutorError> {
+        let sequence = self.sequence(seat)?;
         let id = sequence.prompt.get(position as usize + 1).copied();
-        let id = id.ok_or_else(|| fatal(format!("slot {slot} scores position {position}, its prompt ends there")))?;
+        let id = id.ok_or_else(|| fatal(format!("seat {seat} scores position {position}, its prompt ends there")))?;
         let top = sequence.params.prompt_logprobs.unwrap_or_default();
         Ok(TokenOutput { id, logprobs: Some(logprobs(id, top, self.program.vocab_size as u64)) })
     }
 
     /// A vector of the model's width with values in [0, 1) that depend on the prompt.
-    fn embed(&self, slot: Slot) -> Result<Vec<f32>, ExecutorError> {
-        let sequence = self.sequence(slot)?;
+    fn embed(&self, seat: Seat) -> Result<Vec<f32>, ExecutorError> {
+        let sequence = self.sequence(seat)?;
         let width = self.program.embedding().map_or(0, |id| self.program.buffers[id.0].cols);
         Ok((0..width as u64).map(|i| (mix(sequence.key ^ mix(i)) >> 40) as f32 / (1u64 << 24) as f32).collect())
     }
 
     fn draw(&self, planned: &PlannedSequence, mask: Option<&[u32]>) -> Result<TokenOutput, ExecutorError> {
-        let sequence = self.sequence(planned.slot)?;
+        let sequence = self.sequence(planned.seat)?;
         let vocab = self.program.vocab_size as u64;
         let first = mix(sequence.key ^ mix(u64::from(planned.output_position))) % vocab;
         // Requests end by their token limit, so that a simulation has the requested length.
@@ -228,6 +231,10 @@ impl Executor for SimulatedExecutor {
 
     fn vocab_size(&self) -> usize {
         self.program.vocab_size
+    }
+
+    fn max_rows(&self) -> usize {
+        self.config.max_num_seqs + SCORED_ROWS
     }
 
     fn max_in_flight(&self) -> usize {
@@ -258,14 +265,14 @@ impl Executor for SimulatedExecutor {
         let StepOutput { rows, embeddings, plan } = &mut flight.output;
         for planned in &plan.sequences {
             for position in planned.scores.clone() {
-                rows.push(self.score(planned.slot, position)?);
+                rows.push(self.score(planned.seat, position)?);
             }
             if planned.samples {
                 let mask = if planned.constrained { masks.next() } else { None };
                 rows.push(self.draw(planned, mask)?);
             }
             if planned.pools != PooledRows::None {
-                embeddings.push(self.embed(planned.slot)?.repeat(planned.vectors()));
+                embeddings.push(self.embed(planned.seat)?.repeat(planned.vectors()));
             }
         }
         flight.sampled = true;

@@ -21,9 +21,9 @@ fn virtual_time() -> SimulatorConfig {
     SimulatorConfig { clock: Clock::Virtual, blocks: Some(100), ..SimulatorConfig::default() }
 }
 
-fn joined(slot: u32, prompt: &[u32], params: SamplingParams) -> Joined {
+fn joined(seat: u32, prompt: &[u32], params: SamplingParams) -> Joined {
     Joined {
-        slot,
+        seat,
         params: Arc::new(params),
         prompt: prompt.into(),
         output: Vec::new(),
@@ -33,11 +33,11 @@ fn joined(slot: u32, prompt: &[u32], params: SamplingParams) -> Joined {
 }
 
 /// Appends `tokens` tokens of a sequence, the last of which samples if `output` says which output it is.
-fn add(plan: &mut StepPlan, slot: u32, first_position: u32, tokens: usize, output: Option<u32>) {
+fn add(plan: &mut StepPlan, seat: u32, first_position: u32, tokens: usize, output: Option<u32>) {
     let start = plan.tokens.len();
     plan.tokens.extend(std::iter::repeat_n(InputToken::Id(1), tokens));
     plan.sequences.push(PlannedSequence {
-        slot,
+        seat,
         tokens: start..start + tokens,
         first_position,
         tables: 0..0,
@@ -68,7 +68,7 @@ fn tokens_depend_on_prompt_seed_and_position_alone() {
         expected.extend(run(&mut alone, plan));
     }
 
-    // Another slot, in company, in two chunks, and resumed half way.
+    // Another seat, in company, in two chunks, and resumed half way.
     let mut batch = executor(virtual_time());
     let mut found: Vec<u32> = Vec::new();
     for step in 0..5 {

@@ -52,7 +52,7 @@ pub struct EngineConfig {
     pub prefix_seed: Option<String>,
     /// Prefills a prompt in several steps when it does not fit the budget. Without it, `max_num_batched_tokens` must be
     /// at least `max_model_len`, and only prompts with requested log-probabilities are split, into chunks of
-    /// [`StepPlan::MAX_SCORED_ROWS`](crate::StepPlan::MAX_SCORED_ROWS) rows.
+    /// the rows that a step may score.
     pub enable_chunked_prefill: bool,
     /// Maximum number of tokens of one prompt in a step that has other requests; 0 means no limit. Needs chunked
     /// prefill.

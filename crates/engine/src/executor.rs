@@ -53,6 +53,10 @@ pub trait Executor: Send {
     /// Returns the vocabulary size V, which determines the size of masks.
     fn vocab_size(&self) -> usize;
 
+    /// Returns the maximum number of rows of a step that reach the head: those that score prompts, and one of each
+    /// sequence that samples. What exceeds `max_num_seqs`, or one row, is the budget of scores.
+    fn max_rows(&self) -> usize;
+
     /// Returns the maximum number of steps in flight: 1 or 2.
     fn max_in_flight(&self) -> usize {
         1

@@ -76,7 +76,7 @@ impl ManualScheduler {
     pub fn new(config: EngineConfig, spec: &KvCacheSpec) -> Self {
         Self {
             inbox: Arc::new(Inbox::new(&config)),
-            scheduler: Scheduler::new(config, spec, None),
+            scheduler: Scheduler::new(config, spec, None, usize::MAX),
             next: 0,
             step: 0,
             plan: StepPlan::default(),

@@ -36,7 +36,7 @@ pub use executor::{Executor, ExecutorError, KvCacheSpec, KvGroupSpec};
 pub use image::{ImageHash, ImageInput, ImageSpan, ImageSpec, PromptImage};
 pub use kv::{BlockHash, ExtraKey, KvEvent, KvEventSink};
 pub use plan::{
-    InjectedTokens, InputToken, Joined, Logprobs, PlannedImage, PlannedSequence, PooledRows, Slot, StepId, StepMasks,
+    InjectedTokens, InputToken, Joined, Logprobs, PlannedImage, PlannedSequence, PooledRows, Seat, StepId, StepMasks,
     StepOutput, StepPlan, TokenOutput,
 };
 pub use request::{

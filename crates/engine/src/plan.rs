@@ -10,7 +10,7 @@ use crate::{ImageInput, PromptImage, SamplingParams};
 pub type StepId = u64;
 
 /// Index of a running sequence in the executor's persistent buffers, from a fixed pool of `max_num_seqs`.
-pub type Slot = u32;
+pub type Seat = u32;
 
 /// A token of the step's input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,11 +42,11 @@ pub struct InjectedTokens {
     pub media: Range<u32>,
 }
 
-/// Data of a sequence that takes a slot. The executor receives it once.
+/// Data of a sequence that takes a seat. The executor receives it once.
 #[derive(Clone, Debug)]
 pub struct Joined {
-    /// Slot of the sequence.
-    pub slot: Slot,
+    /// Seat of the sequence.
+    pub seat: Seat,
     /// Sampling parameters of the sequence.
     pub params: Arc<SamplingParams>,
     /// Prompt token ids.
@@ -75,8 +75,8 @@ pub enum PooledRows {
 /// One sequence's part of the step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlannedSequence {
-    /// Slot of the sequence.
-    pub slot: Slot,
+    /// Seat of the sequence.
+    pub seat: Seat,
     /// Range of its tokens in [`StepPlan::tokens`].
     pub tokens: Range<usize>,
     /// Position of its first token in this step.
@@ -113,7 +113,7 @@ pub struct StepPlan {
     pub tables: Vec<Range<usize>>,
     /// Block ids of all tables.
     pub blocks: Vec<u32>,
-    /// Sequences that take a slot in this step. They are applied before [`StepPlan::sequences`] is read.
+    /// Sequences that take a seat in this step. They are applied before [`StepPlan::sequences`] is read.
     pub joined: Vec<Joined>,
     /// Images that are encoded first.
     pub encode: Vec<PlannedImage>,
@@ -138,10 +138,6 @@ impl PlannedSequence {
 }
 
 impl StepPlan {
-    /// Maximum number of rows that a step scores. Executors allocate buffers for these and one sampled row per
-    /// sequence.
-    pub const MAX_SCORED_ROWS: usize = 64;
-
     /// Returns the number of rows that reach the head: scored rows and rows that sample a token.
     pub fn rows(&self) -> usize {
         self.sequences.iter().map(PlannedSequence::rows).sum()

@@ -14,7 +14,7 @@ use crate::stop::RepetitionDetector;
 use crate::stream::{EventSender, FirstEvent};
 use crate::timeline::Timeline;
 use crate::{
-    ClientId, Constraint, FinishReason, Logprobs, PooledRows, Pooling, Request, SamplingParams, Slot, StepId, Task,
+    ClientId, Constraint, FinishReason, Logprobs, PooledRows, Pooling, Request, SamplingParams, Seat, StepId, Task,
 };
 
 /// Location of a sequence.
@@ -23,12 +23,12 @@ pub(crate) enum Residence {
     /// In the waiting queue, without blocks.
     Waiting,
     /// In the running list.
-    Running(Slot),
+    Running(Seat),
 }
 
 /// Result that a step takes from a sequence's last known token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub(crate) enum LastOutput {
     /// Samples a token.
     Token,
     /// Returns the vector of the prompt, or that of the last of its tokens, and ends the request.
@@ -57,7 +57,7 @@ pub(crate) struct Sequence {
     /// Whether the latest mask of the constraint allowed no token.
     pub(crate) unsatisfiable: bool,
     pub(crate) repetition: Option<RepetitionDetector>,
-    pub(crate) answer: Answer,
+    pub(crate) last_output: LastOutput,
     /// Number of prompt tokens, counted from the end, with requested log-probabilities; 0 if there are none.
     to_score: usize,
     /// Number of tokens of `to_score` that steps so far have scored or will score. It survives preemption, as those
@@ -71,7 +71,7 @@ pub(crate) struct Sequence {
     pub(crate) second_text: Option<u32>,
     parent_n: Option<u32>,
     pub(crate) residence: Residence,
-    /// Whether the executor knows that the sequence has its slot.
+    /// Whether the executor knows that the sequence has its seat.
     pub(crate) joined: bool,
     /// Whether a step has passed the sequence over while it waited, so that later ones may have overtaken it.
     pub(crate) deferred: bool,
@@ -106,10 +106,10 @@ impl Sequence {
     ) -> Self {
         let Request { id: name, prompt, images, task, params, priority, client, arrival, constraint, .. } = request;
         let (parent_n, second_text) = (request.parent_n, request.second_text);
-        let answer = match task {
-            Task::Generate if limit > prompt.len() => Answer::Token,
-            Task::Generate => Answer::Scores,
-            Task::Embed(pooling) => Answer::Vectors(pooling),
+        let last_output = match task {
+            Task::Generate if limit > prompt.len() => LastOutput::Token,
+            Task::Generate => LastOutput::Scores,
+            Task::Embed(pooling) => LastOutput::Vectors(pooling),
         };
         let scores = params.prompt_logprobs.is_some() && task == Task::Generate;
         Self {
@@ -118,7 +118,7 @@ impl Sequence {
             to_score: if scores { prompt.len() - 1 } else { 0 },
             history: TokenHistory::new(prompt),
             repetition: params.repetition_detection.and_then(RepetitionDetector::new),
-            answer,
+            last_output,
             scored: 0,
             prompt_logprobs: Vec::new(),
             vectors: Vec::new(),
@@ -176,8 +176,8 @@ impl Sequence {
     /// Returns the number of tokens that may come from the prefix cache. Tokens that are still to be scored and tokens
     /// whose vectors are returned must be computed.
     pub(crate) fn may_be_cached(&self) -> usize {
-        match self.answer {
-            Answer::Vectors(Pooling::Tokens) => 0,
+        match self.last_output {
+            LastOutput::Vectors(Pooling::Tokens) => 0,
             _ if self.scored < self.to_score => self.scored,
             _ => usize::MAX,
         }
@@ -185,9 +185,9 @@ impl Sequence {
 
     /// Returns the vectors that a step returns whose last token of the sequence is at `end - 1`.
     pub(crate) fn pools_until(&self, end: usize) -> PooledRows {
-        match self.answer {
-            Answer::Vectors(Pooling::Tokens) => PooledRows::Each,
-            Answer::Vectors(Pooling::Prompt) if end == self.total() => PooledRows::Prompt,
+        match self.last_output {
+            LastOutput::Vectors(Pooling::Tokens) => PooledRows::Each,
+            LastOutput::Vectors(Pooling::Prompt) if end == self.total() => PooledRows::Prompt,
             _ => PooledRows::None,
         }
     }
@@ -218,8 +218,8 @@ impl Sequence {
         })
     }
 
-    /// Assigns a slot, with `cached` tokens already in its blocks.
-    pub(crate) fn admit(&mut self, slot: Slot, cached: usize, layout: &KvLayout) {
+    /// Assigns a seat, with `cached` tokens already in its blocks.
+    pub(crate) fn admit(&mut self, seat: Seat, cached: usize, layout: &KvLayout) {
         debug_assert_eq!((self.residence, self.pending, self.submitted), (Residence::Waiting, 0, 0));
         if !self.timeline.was_scheduled() {
             self.cached_tokens = cached as u32;
@@ -227,7 +227,7 @@ impl Sequence {
             self.prompt_logprobs.reserve_exact(self.to_score);
             self.kv.reserve(layout, self.limit);
         }
-        self.residence = Residence::Running(slot);
+        self.residence = Residence::Running(seat);
         self.joined = false;
         self.submitted = cached;
         self.retired = cached;
@@ -241,7 +241,7 @@ impl Sequence {
         self.submitted = position;
     }
 
-    /// Takes the slot away; the caller takes the blocks. A pending token stays pending, because its step computes it
+    /// Takes the seat away; the caller takes the blocks. A pending token stays pending, because its step computes it
     /// all the same.
     pub(crate) fn preempt(&mut self) {
         self.residence = Residence::Waiting;

@@ -19,7 +19,7 @@ pub(crate) struct FirstEvent {
 
 /// Data that accompanies the end of a request, in the same event.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Last {
+pub(crate) struct Ending {
     /// Whether the request gets its answer, or more of it, with this event.
     pub(crate) answered: bool,
     pub(crate) token: Option<TokenOutput>,
@@ -72,12 +72,12 @@ impl EventSender {
     }
 
     /// Ends the request. `first` is set if nothing was sent before.
-    pub(crate) fn finish(mut self, last: Last, first: Option<FirstEvent>, reason: FinishReason) -> Option<Waker> {
+    pub(crate) fn finish(mut self, ending: Ending, first: Option<FirstEvent>, reason: FinishReason) -> Option<Waker> {
         self.open = false;
         let mut mailbox = lock(&self.mailbox);
-        mailbox.tokens.extend(last.token);
-        mailbox.times = last.times;
-        mailbox.embedding = last.embedding;
+        mailbox.tokens.extend(ending.token);
+        mailbox.times = ending.times;
+        mailbox.embedding = ending.embedding;
         if first.is_some() {
             mailbox.first = first;
         }

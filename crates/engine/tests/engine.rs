@@ -85,6 +85,10 @@ impl Executor for Gated {
         self.inner.vocab_size()
     }
 
+    fn max_rows(&self) -> usize {
+        self.inner.max_rows()
+    }
+
     fn step_cost(&self) -> Option<Box<dyn StepCost>> {
         self.has_cost.then(|| Box::new(SecondEach) as Box<dyn StepCost>)
     }
@@ -268,6 +272,10 @@ impl Executor for Panics {
 
     fn vocab_size(&self) -> usize {
         self.inner.vocab_size()
+    }
+
+    fn max_rows(&self) -> usize {
+        self.inner.max_rows()
     }
 
     fn max_in_flight(&self) -> usize {

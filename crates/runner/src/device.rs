@@ -8,11 +8,11 @@ use octavo_engine::{ExecutorError, Logprobs, StepMasks, StepOutput, StepPlan, To
 use octavo_ops::sampling::{SampleBatch, SampleRow, SampledToken};
 use octavo_ops::{Backend, BackendError, Program, StepBatch};
 
-use crate::RunnerConfig;
 use crate::fill::{Drawn, Shape, fill};
 use crate::images::Images;
 use crate::meter::StepMeter;
-use crate::slots::Slots;
+use crate::seats::Seats;
+use crate::{RunnerConfig, max_rows};
 
 /// Number of tokens or sequences of a step for which memory is reserved at the start. The arrays grow on demand for
 /// larger steps.
@@ -44,7 +44,7 @@ pub(crate) type StepResult = Result<StepOutput, ExecutorError>;
 pub(crate) struct Device {
     backend: Box<dyn Backend>,
     shape: Shape,
-    slots: Slots,
+    seats: Seats,
     /// Encoder of images, if the model has one that is in use.
     images: Option<Images>,
     meter: StepMeter,
@@ -103,11 +103,11 @@ impl Device {
     ) -> Self {
         let groups = program.kv_groups.len();
         let (tokens, sequences) = (config.max_num_batched_tokens.min(RESERVED), config.max_num_seqs.min(RESERVED));
-        let rows = sequences + StepPlan::MAX_SCORED_ROWS;
+        let rows = max_rows(sequences);
         Self {
             backend,
             shape: Shape::of(program, config.block_size),
-            slots: Slots::new(config.max_num_seqs),
+            seats: Seats::new(config.max_num_seqs),
             images,
             meter,
             batch: StepBatch::with_capacity(tokens, sequences, rows, groups),
@@ -165,10 +165,10 @@ impl Device {
     fn forward(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
         let malformed = |reason: String| lost(format!("step {} is malformed: {reason}", plan.step));
         for joined in &plan.joined {
-            self.slots.join(plan.step, joined).map_err(malformed)?;
+            self.seats.join(plan.step, joined).map_err(malformed)?;
         }
-        let Self { batch, slots, drawn, shape, .. } = self;
-        fill(batch, plan, shape, drawn, &&*slots).map_err(malformed)?;
+        let Self { batch, seats, drawn, shape, .. } = self;
+        fill(batch, plan, shape, drawn, &&*seats).map_err(malformed)?;
         if !plan.encode.is_empty() {
             let images =
                 self.images.as_mut().ok_or_else(|| malformed("it has images, the runner has no encoder".into()))?;
@@ -183,7 +183,7 @@ impl Device {
         let none = || (StepPlan::default(), Err(lost("no step was submitted")));
         let (plan, outcome) = self.step.take().unwrap_or_else(none);
         let mut step = UnderWay { plan, rows, embeddings: Vec::new(), state: State::Complete };
-        if step.plan.sequences.iter().any(|sequence| sequence.samples && self.slots.counts(sequence.slot)) {
+        if step.plan.sequences.iter().any(|sequence| sequence.samples && self.seats.counts(sequence.seat)) {
             self.take_tokens(self.under_way.len());
         }
         let outcome = outcome.and_then(|()| {
@@ -215,7 +215,7 @@ impl Device {
         })
     }
 
-    /// Waits for the tokens of the `steps` oldest steps and distributes them to rows and slots.
+    /// Waits for the tokens of the `steps` oldest steps and distributes them to rows and seats.
     fn take_tokens(&mut self, steps: usize) {
         for number in 0..steps.min(self.under_way.len()) {
             if !matches!(self.under_way[number].state, State::Drawing) {
@@ -234,7 +234,7 @@ impl Device {
         }
     }
 
-    /// Distributes the tokens that were taken to the rows of a step under way and to its slots.
+    /// Distributes the tokens that were taken to the rows of a step under way and to its seats.
     fn give_out(&mut self, number: usize) {
         let latest = number + 1 == self.under_way.len();
         let step = &mut self.under_way[number];
@@ -242,7 +242,7 @@ impl Device {
         for sequence in &step.plan.sequences {
             for (index, token) in sampled.by_ref().take(sequence.rows()).enumerate() {
                 if index == sequence.scores.len() {
-                    self.slots.push(step.plan.step, sequence.slot, token.id);
+                    self.seats.push(step.plan.step, sequence.seat, token.id);
                 }
                 let logprobs = token.logprobs.map(|l| Logprobs { logprob: l.logprob, rank: l.rank, top: l.top });
                 step.rows.push(TokenOutput { id: token.id, logprobs });
@@ -280,7 +280,7 @@ impl Device {
         let mut masks = masks.bits.chunks_exact(masks.words.max(1));
         for sequence in &plan.sequences {
             for position in sequence.scores.clone() {
-                rows.push(self.slots.score(sequence.slot, position).map_err(|reason| malformed(&reason))?);
+                rows.push(self.seats.score(sequence.seat, position).map_err(|reason| malformed(&reason))?);
             }
             if !sequence.samples {
                 continue;
@@ -289,7 +289,7 @@ impl Device {
                 true => Some(masks.next().ok_or_else(|| malformed("a mask is missing"))?),
                 false => None,
             };
-            rows.push(self.slots.row(sequence, mask).map_err(|reason| malformed(&reason))?);
+            rows.push(self.seats.row(sequence, mask).map_err(|reason| malformed(&reason))?);
         }
         if !rows.is_empty() {
             self.backend.start_sampling(&SampleBatch { rows: &rows }).map_err(refused)?;

@@ -1,6 +1,6 @@
 //! Conversion of a [`StepPlan`] into the flat arrays of a [`StepBatch`].
 
-use octavo_engine::{InputToken, PlannedSequence, PooledRows, Slot, StepPlan};
+use octavo_engine::{InputToken, PlannedSequence, PooledRows, Seat, StepPlan};
 use octavo_models::ImagePositions;
 use octavo_ops::{BlockTables, InjectedRow, Program, StepBatch};
 
@@ -52,12 +52,12 @@ impl Shape {
 }
 
 /// The running sequences, as far as a batch depends on them.
-pub(crate) trait Seats<'a> {
-    /// Returns the positions of the tokens of a slot's sequence, if its prompt has images.
-    fn images(&self, slot: Slot) -> Option<&'a ImagePositions>;
+pub(crate) trait SeatInputs<'a> {
+    /// Returns the positions of the tokens of a seat's sequence, if its prompt has images.
+    fn images(&self, seat: Seat) -> Option<&'a ImagePositions>;
 
-    /// Returns the position of the first token of the second text, if a slot's prompt is a pair.
-    fn second_text(&self, slot: Slot) -> Option<u32>;
+    /// Returns the position of the first token of the second text, if a seat's prompt is a pair.
+    fn second_text(&self, seat: Seat) -> Option<u32>;
 }
 
 /// Writes the plan into the batch and reuses its memory. `drawn` are the tokens of the step before.
@@ -68,7 +68,7 @@ pub(crate) fn fill<'a>(
     plan: &StepPlan,
     shape: &Shape,
     drawn: &Drawn,
-    seats: &impl Seats<'a>,
+    seats: &impl SeatInputs<'a>,
 ) -> Result<(), String> {
     let &Shape { groups, streams, block_size, .. } = shape;
     batch.clear();
@@ -83,7 +83,7 @@ pub(crate) fn fill<'a>(
         push_sequence(batch, plan, sequence, drawn)?;
         push_pooled(batch, sequence, shape.reduces_rows);
         if shape.has_types {
-            let second = seats.second_text(sequence.slot).unwrap_or(u32::MAX);
+            let second = seats.second_text(sequence.seat).unwrap_or(u32::MAX);
             let positions = (sequence.first_position..).take(sequence.tokens.len());
             batch.token_types.extend(positions.map(|position| u32::from(position >= second)));
         }
@@ -101,12 +101,12 @@ pub(crate) fn fill<'a>(
 }
 
 /// Replaces the positions by those of all streams. All positions of a token are equal unless its sequence has images.
-fn fill_positions<'a>(batch: &mut StepBatch, plan: &StepPlan, streams: usize, seats: &impl Seats<'a>) {
+fn fill_positions<'a>(batch: &mut StepBatch, plan: &StepPlan, streams: usize, seats: &impl SeatInputs<'a>) {
     batch.positions.clear();
     for stream in 0..streams {
         for sequence in &plan.sequences {
             let places = sequence.first_position..sequence.first_position + sequence.tokens.len() as u32;
-            match seats.images(sequence.slot) {
+            match seats.images(sequence.seat) {
                 Some(images) => batch.positions.extend(places.map(|place| images.at(place)[stream.min(2)])),
                 None => batch.positions.extend(places),
             }
@@ -115,9 +115,13 @@ fn fill_positions<'a>(batch: &mut StepBatch, plan: &StepPlan, streams: usize, se
 }
 
 /// Appends the place after the last key that each row of a sequence sees.
-fn push_spans<'a>(batch: &mut StepBatch, sequence: &PlannedSequence, seats: &impl Seats<'a>) -> Result<(), String> {
+fn push_spans<'a>(
+    batch: &mut StepBatch,
+    sequence: &PlannedSequence,
+    seats: &impl SeatInputs<'a>,
+) -> Result<(), String> {
     let places = sequence.first_position..sequence.first_position + sequence.tokens.len() as u32;
-    let Some(images) = seats.images(sequence.slot) else {
+    let Some(images) = seats.images(sequence.seat) else {
         batch.seen_ends.extend(places.map(|place| place + 1));
         return Ok(());
     };
@@ -125,7 +129,7 @@ fn push_spans<'a>(batch: &mut StepBatch, sequence: &PlannedSequence, seats: &imp
     batch.seen_ends.extend(places.map(|place| images.seen_end(place)));
     match batch.seen_ends.last() {
         Some(&last) if last > end => {
-            Err(format!("slot {} has a part of an image, which ends at {last}", sequence.slot))
+            Err(format!("seat {} has a part of an image, which ends at {last}", sequence.seat))
         }
         _ => Ok(()),
     }
@@ -139,11 +143,11 @@ fn push_injected(
     start: usize,
 ) -> Result<(), String> {
     let runs = plan.injected.get(sequence.injected.clone());
-    let runs = runs.ok_or_else(|| format!("slot {} has the images {:?}", sequence.slot, sequence.injected))?;
+    let runs = runs.ok_or_else(|| format!("seat {} has the images {:?}", sequence.seat, sequence.injected))?;
     for run in runs {
         let offset = run.position.checked_sub(sequence.first_position).map(|offset| offset as usize);
         let offset = offset.filter(|offset| offset + run.media.len() <= sequence.tokens.len());
-        let offset = offset.ok_or_else(|| format!("slot {} has an image at {}", sequence.slot, run.position))?;
+        let offset = offset.ok_or_else(|| format!("seat {} has an image at {}", sequence.seat, run.position))?;
         let rows = run.media.clone().zip((start + offset) as u32..);
         batch.injected.extend(rows.map(|(media, row)| InjectedRow { row, media }));
     }
@@ -157,7 +161,7 @@ fn push_sequence(
     drawn: &Drawn,
 ) -> Result<(), String> {
     let tokens = plan.tokens.get(sequence.tokens.clone()).filter(|tokens| !tokens.is_empty());
-    let tokens = tokens.ok_or_else(|| format!("slot {} has the tokens {:?}", sequence.slot, sequence.tokens))?;
+    let tokens = tokens.ok_or_else(|| format!("seat {} has the tokens {:?}", sequence.seat, sequence.tokens))?;
     for (token, position) in tokens.iter().zip(sequence.first_position..) {
         let id = match *token {
             InputToken::Id(id) => id,
@@ -173,7 +177,7 @@ fn push_sequence(
     for position in sequence.scores.clone() {
         let row = position.checked_sub(sequence.first_position).map(|offset| start + offset as usize);
         let row = row.filter(|&row| row < end);
-        let row = row.ok_or_else(|| format!("slot {} scores position {position}", sequence.slot))?;
+        let row = row.ok_or_else(|| format!("seat {} scores position {position}", sequence.seat))?;
         batch.sampled_rows.push(row as u32);
     }
     push_injected(batch, plan, sequence, start)?;
@@ -182,7 +186,7 @@ fn push_sequence(
     }
     batch.query_start.push(batch.token_ids.len() as u32);
     batch.seq_lens.push(sequence.first_position + tokens.len() as u32);
-    batch.slots.push(sequence.slot);
+    batch.slots.push(sequence.seat);
     Ok(())
 }
 
@@ -215,11 +219,11 @@ fn push_blocks(
     group: usize,
     block_size: usize,
 ) -> Result<(), String> {
-    let blocks = table(plan, sequence, group).ok_or_else(|| format!("slot {} lacks a block table", sequence.slot))?;
+    let blocks = table(plan, sequence, group).ok_or_else(|| format!("seat {} lacks a block table", sequence.seat))?;
     for offset in 0..sequence.tokens.len() {
         let position = sequence.first_position as usize + offset;
         let block = blocks.get(position / block_size).filter(|block| **block != 0);
-        let block = block.ok_or_else(|| format!("position {position} of slot {} has no block", sequence.slot))?;
+        let block = block.ok_or_else(|| format!("position {position} of seat {} has no block", sequence.seat))?;
         batch.slot_mapping[group].push(block * block_size as u32 + (position % block_size) as u32);
     }
     let tables = &mut batch.block_tables[group];
@@ -244,8 +248,8 @@ mod tests {
     /// Returns a plan with a prefill chunk at positions 3..6 and a decode at position 8, whose token is the second row
     /// of the step before; blocks of 4.
     fn plan() -> StepPlan {
-        let sequence = |slot, tokens, first_position, tables, samples| PlannedSequence {
-            slot,
+        let sequence = |seat, tokens, first_position, tables, samples| PlannedSequence {
+            seat,
             tokens,
             first_position,
             tables,
@@ -262,20 +266,20 @@ mod tests {
         }
     }
 
-    /// Seats of which one may have images, and one a pair of texts.
+    /// SeatInputs of which one may have images, and one a pair of texts.
     #[derive(Default)]
     struct Known<'a> {
-        images: Option<(Slot, &'a ImagePositions)>,
-        pair: Option<(Slot, u32)>,
+        images: Option<(Seat, &'a ImagePositions)>,
+        pair: Option<(Seat, u32)>,
     }
 
-    impl<'a> Seats<'a> for Known<'a> {
-        fn images(&self, slot: Slot) -> Option<&'a ImagePositions> {
-            self.images.filter(|(of, _)| *of == slot).map(|(_, images)| images)
+    impl<'a> SeatInputs<'a> for Known<'a> {
+        fn images(&self, seat: Seat) -> Option<&'a ImagePositions> {
+            self.images.filter(|(of, _)| *of == seat).map(|(_, images)| images)
         }
 
-        fn second_text(&self, slot: Slot) -> Option<u32> {
-            self.pair.filter(|(of, _)| *of == slot).map(|(_, second)| second)
+        fn second_text(&self, seat: Seat) -> Option<u32> {
+            self.pair.filter(|(of, _)| *of == seat).map(|(_, second)| second)
         }
     }
 
@@ -299,10 +303,10 @@ mod tests {
         assert_eq!(batch.injected, rows);
         plan.injected[0].media = 12..16;
         let error = fill(&mut batch, &plan, &shape(3), &drawn(&[70, 71]), &Known::default()).unwrap_err();
-        assert_eq!(error, "slot 4 has an image at 3");
+        assert_eq!(error, "seat 4 has an image at 3");
         plan.sequences[0].injected = 1..2;
         let error = fill(&mut batch, &plan, &shape(3), &drawn(&[70, 71]), &Known::default()).unwrap_err();
-        assert_eq!(error, "slot 4 has the images 1..2");
+        assert_eq!(error, "seat 4 has the images 1..2");
     }
 
     #[test]
@@ -316,7 +320,7 @@ mod tests {
         };
         // The image has the positions 1 to 4, and the chunk 3 to 5.
         assert_eq!(fill(&images(2)), Ok(vec![5, 5, 6, 9]));
-        assert_eq!(fill(&images(3)), Err("slot 4 has a part of an image, which ends at 7".to_owned()));
+        assert_eq!(fill(&images(3)), Err("seat 4 has a part of an image, which ends at 7".to_owned()));
     }
 
     fn drawn(ids: &[u32]) -> Drawn {
@@ -415,12 +419,12 @@ mod tests {
             fill(&mut StepBatch::default(), &plan, &shape(1), &drawn(&[70]), &Known::default()).unwrap_err()
         };
         assert_eq!(message(&|_| {}), "row 1 of the step before was not drawn");
-        assert_eq!(message(&|p| p.sequences[0].tokens = 2..9), "slot 4 has the tokens 2..9");
-        assert_eq!(message(&|p| p.sequences[0].tokens = 2..2), "slot 4 has the tokens 2..2");
-        assert_eq!(message(&|p| p.sequences[0].first_position = 6), "position 8 of slot 4 has no block");
-        assert_eq!(message(&|p| p.blocks[3] = 0), "position 4 of slot 4 has no block");
-        assert_eq!(message(&|p| p.sequences[0].scores = 2..4), "slot 4 scores position 2");
-        assert_eq!(message(&|p| p.sequences[0].scores = 4..7), "slot 4 scores position 6");
-        assert_eq!(message(&|p| p.sequences[0].tables = 0..1), "slot 4 lacks a block table");
+        assert_eq!(message(&|p| p.sequences[0].tokens = 2..9), "seat 4 has the tokens 2..9");
+        assert_eq!(message(&|p| p.sequences[0].tokens = 2..2), "seat 4 has the tokens 2..2");
+        assert_eq!(message(&|p| p.sequences[0].first_position = 6), "position 8 of seat 4 has no block");
+        assert_eq!(message(&|p| p.blocks[3] = 0), "position 4 of seat 4 has no block");
+        assert_eq!(message(&|p| p.sequences[0].scores = 2..4), "seat 4 scores position 2");
+        assert_eq!(message(&|p| p.sequences[0].scores = 4..7), "seat 4 scores position 6");
+        assert_eq!(message(&|p| p.sequences[0].tables = 0..1), "seat 4 lacks a block table");
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! The [`Runner`] hands each [`StepPlan`](octavo_engine::StepPlan) to the device thread, which owns the backend. The
 //! device thread turns the plan into the flat arrays of a [`StepBatch`](octavo_ops::StepBatch), runs the program and
-//! samples the rows with the parameters of each slot's sequence. Meanwhile the engine thread delivers the tokens of the
+//! samples the rows with the parameters of each seat's sequence. Meanwhile the engine thread delivers the tokens of the
 //! step before.
 //!
 //! **Invariant:** once the arrays have grown to its size, a step allocates only for log-probabilities and embeddings.
@@ -15,8 +15,8 @@ mod images;
 mod memory;
 mod meter;
 mod runner;
-mod slots;
+mod seats;
 
 pub use images::ImageConfig;
-pub use memory::{KvBudget, MemoryPlan, RunnerConfig, RunnerError};
+pub use memory::{KvBudget, MemoryPlan, RunnerConfig, RunnerError, max_rows};
 pub use runner::Runner;

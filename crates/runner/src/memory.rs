@@ -2,6 +2,14 @@
 
 use octavo_ops::{Backend, BackendError, Program};
 
+/// Number of prompt rows that a step may score, beside a row for each sequence. They bound the memory of the logits.
+const SCORED_ROWS: usize = 64;
+
+/// Returns the maximum number of rows of a step that reach the head.
+pub const fn max_rows(max_num_seqs: usize) -> usize {
+    max_num_seqs.saturating_add(SCORED_ROWS)
+}
+
 /// Limit on the size of the KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvBudget {
@@ -29,7 +37,7 @@ impl KvBudget {
 pub struct RunnerConfig {
     /// Number of tokens in a KV block; one of [`Backend::block_sizes`].
     pub block_size: usize,
-    /// Maximum number of sequences that run at a time, which is the number of slots.
+    /// Maximum number of sequences that run at a time, which is the number of seats.
     pub max_num_seqs: usize,
     /// Maximum number of tokens in a step.
     pub max_num_batched_tokens: usize,

@@ -15,7 +15,7 @@ use octavo_telemetry::{DeviceConfig, DeviceMemory, DeviceMetrics};
 use crate::cost::ProgramCost;
 use crate::device::{Command, Device, StepResult};
 use crate::images::{ImageConfig, Images};
-use crate::memory::{MemoryPlan, RunnerConfig, RunnerError};
+use crate::memory::{MemoryPlan, RunnerConfig, RunnerError, max_rows};
 use crate::meter::StepMeter;
 
 /// Runs the steps of one model on one backend, on a thread named `octavo-device`.
@@ -27,6 +27,7 @@ pub struct Runner {
     images: Option<ImageSpec>,
     memory: MemoryPlan,
     vocab_size: usize,
+    max_rows: usize,
     max_in_flight: usize,
     pricer: StepPricer,
     /// Peak rates of the device, if they are known.
@@ -100,6 +101,7 @@ impl Runner {
             images: image_spec,
             memory,
             vocab_size: program.vocab_size,
+            max_rows: max_rows(config.max_num_seqs),
             max_in_flight,
             pricer,
             peaks: profile.peaks,
@@ -146,6 +148,10 @@ impl Executor for Runner {
 
     fn vocab_size(&self) -> usize {
         self.vocab_size
+    }
+
+    fn max_rows(&self) -> usize {
+        self.max_rows
     }
 
     fn max_in_flight(&self) -> usize {

@@ -77,7 +77,7 @@ fn plan(prompt: &Prompt, step: StepId, first: usize, end: usize) -> StepPlan {
         let images = [PromptImage { span, hash: ImageHash([0; 32]), input: input.clone() }].into();
         let (params, output) = (Arc::new(SamplingParams { temperature: 0.0, ..SamplingParams::default() }), Vec::new());
         plan.joined.push(Joined {
-            slot: 1,
+            seat: 1,
             params,
             prompt: prompt.ids.clone().into(),
             output,
@@ -96,7 +96,7 @@ fn plan(prompt: &Prompt, step: StepId, first: usize, end: usize) -> StepPlan {
     plan.blocks = vec![3, 1, 7, 2];
     plan.tables.push(0..4);
     plan.sequences.push(PlannedSequence {
-        slot: 1,
+        seat: 1,
         tokens: 0..end - first,
         first_position: first as u32,
         tables: 0..1,

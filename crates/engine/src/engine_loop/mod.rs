@@ -27,9 +27,9 @@ use crate::clock::StepClock;
 use crate::engine::Shared;
 use crate::inbox::{Command, End, Mail, Reply};
 use crate::scheduler::{Scheduler, StepRecord, StepRow};
-use crate::sequence::{Answer, SequenceKey};
+use crate::sequence::{LastOutput, SequenceKey};
 use crate::stop::stop_reason;
-use crate::stream::Last;
+use crate::stream::Ending;
 use crate::{
     EngineConfig, EngineState, Executor, ExecutorError, FinishReason, KvEventSink, PooledRows, Pooling, StepId,
     StepMasks, StepOutput, StepPlan, TokenOutput,
@@ -56,7 +56,7 @@ pub(crate) enum Turn {
 }
 
 /// A step that the device has completed.
-struct Back {
+struct CompletedStep {
     record: StepRecord,
     result: Result<StepOutput, ExecutorError>,
     /// Time of its completion, which is the time of its tokens.
@@ -84,7 +84,7 @@ pub(crate) struct EngineLoop {
     starved: bool,
     /// A step failed. No step is submitted until all steps in flight have completed, because its inputs could refer to
     /// the failed one.
-    settling: bool,
+    recovering: bool,
     /// No step is planned until a command ends the freeze.
     frozen: bool,
     /// Callers that wait until the engine is idle.
@@ -107,7 +107,8 @@ impl EngineLoop {
         let depth = executor.max_in_flight().clamp(1, 2);
         let wakers = Vec::with_capacity(config.max_num_seqs);
         let clock = executor.step_cost().map(|cost| StepClock::new(cost, config.max_step));
-        let mut scheduler = Scheduler::new(config, executor.kv_cache_spec(), executor.image_spec());
+        let mut scheduler =
+            Scheduler::new(config, executor.kv_cache_spec(), executor.image_spec(), executor.max_rows());
         if kv_events.is_some() {
             scheduler.kv_mut().record_events();
         }
@@ -124,7 +125,7 @@ impl EngineLoop {
             in_flight: VecDeque::with_capacity(depth),
             next_step: 1,
             starved: false,
-            settling: false,
+            recovering: false,
             frozen: false,
             idle_waiters: Vec::new(),
             mail: Mail::default(),
@@ -149,12 +150,12 @@ impl EngineLoop {
 
     /// Runs one turn. Blocks only on the device.
     pub(crate) fn turn(&mut self) -> Turn {
-        let back = self.wait_for_oldest();
+        let completed = self.wait_for_oldest();
         self.shared.status.progress();
         self.shared.inbox.take(&mut self.mail);
         let worked = match self.read_mail() {
             Some(exit) => return Turn::Over(exit),
-            None => self.work(back),
+            None => self.work(completed),
         };
         debug_assert_eq!(self.scheduler.check_integrity(), Ok(()));
         self.publish_kv_events();
@@ -170,15 +171,15 @@ impl EngineLoop {
     }
 
     /// Does the work of a turn between two waits. Any error is fatal.
-    fn work(&mut self, back: Option<Back>) -> Result<(), ExecutorError> {
-        if let Some(Back { record, result, at }) = back {
+    fn work(&mut self, completed: Option<CompletedStep>) -> Result<(), ExecutorError> {
+        if let Some(CompletedStep { record, result, at }) = completed {
             match result {
                 Ok(output) => self.retire(record, output, at)?,
                 Err(error) => self.fail_step(record, error)?,
             }
         }
         self.sample_newest()?;
-        if !self.settling && !self.frozen {
+        if !self.recovering && !self.frozen {
             self.submit_next()?;
         }
         self.wake_readers();
@@ -189,8 +190,8 @@ impl EngineLoop {
     }
 
     /// Waits for the oldest step if no other can be submitted before it is back.
-    fn wait_for_oldest(&mut self) -> Option<Back> {
-        if self.in_flight.len() < self.depth && !self.starved && !self.settling && !self.frozen {
+    fn wait_for_oldest(&mut self) -> Option<CompletedStep> {
+        if self.in_flight.len() < self.depth && !self.starved && !self.recovering && !self.frozen {
             return None;
         }
         let record = self.in_flight.pop_front()?;
@@ -203,7 +204,7 @@ impl EngineLoop {
             clock.measure(&record.work, at - begun);
         }
         self.last_end = Some(at);
-        Some(Back { record, result, at })
+        Some(CompletedStep { record, result, at })
     }
 
     /// Applies new requests, aborts and stops. Ends take effect before the outputs of the step that has just completed.
@@ -219,7 +220,7 @@ impl EngineLoop {
                 End::Stop => FinishReason::Stop { token: None },
             };
             if let Some(key) = self.scheduler.key(id) {
-                self.end(key, Last::default(), reason, now);
+                self.end(key, Ending::default(), reason, now);
             }
         }
         if let Some(before) = mail.abort_before.take() {
@@ -374,7 +375,7 @@ impl EngineLoop {
                     stats.generated_tokens += 1;
                     self.take_token(row.key, token, at);
                 }
-                None if row.answer.is_some() => self.take_answer(row, embedding, at),
+                None if row.last_output.is_some() => self.take_answer(row, embedding, at),
                 None => {}
             }
         }
@@ -383,7 +384,7 @@ impl EngineLoop {
         self.spare_plans.push(plan);
         self.spare_records.push(record);
         self.report(stats);
-        self.settled();
+        self.recover();
         Ok(())
     }
 
@@ -405,15 +406,15 @@ impl EngineLoop {
         let Some(sequence) = self.scheduler.sequence_mut(row.key) else { return };
         let (prompt, cached) = (sequence.prompt_len() as u64, u64::from(sequence.cached_tokens));
         sequence.timeline.on_answer(now, prompt, cached, &self.metrics);
-        let reason = match sequence.answer {
-            Answer::Vectors(_) => FinishReason::Stop { token: None },
-            Answer::Token | Answer::Scores => FinishReason::Length,
+        let reason = match sequence.last_output {
+            LastOutput::Vectors(_) => FinishReason::Stop { token: None },
+            LastOutput::Token | LastOutput::Scores => FinishReason::Length,
         };
-        let embedding = match sequence.answer {
-            Answer::Vectors(Pooling::Tokens) => Some(std::mem::take(&mut sequence.vectors)),
+        let embedding = match sequence.last_output {
+            LastOutput::Vectors(Pooling::Tokens) => Some(std::mem::take(&mut sequence.vectors)),
             _ => embedding,
         };
-        self.end(row.key, Last { embedding, answered: true, ..Last::default() }, reason, now);
+        self.end(row.key, Ending { embedding, answered: true, ..Ending::default() }, reason, now);
     }
 
     /// Appends the sampled token to a sequence and ends the sequence if it was the last token.
@@ -427,7 +428,7 @@ impl EngineLoop {
             } else {
                 FinishReason::Error(format!("the grammar does not allow token {}, which was drawn", token.id).into())
             };
-            return self.end(key, Last::default(), reason, now);
+            return self.end(key, Ending::default(), reason, now);
         }
         sequence.history.output.push(token.id);
         let (prompt, cached) = (sequence.prompt_len() as u64, u64::from(sequence.cached_tokens));
@@ -435,7 +436,9 @@ impl EngineLoop {
         let repeats = sequence.repeats();
         let reason = stop_reason(&sequence.params, token.id, sequence.full());
         match reason.or(repeats.then_some(FinishReason::Repetition)) {
-            Some(reason) => self.end(key, Last { token: Some(token), answered: true, ..Last::default() }, reason, now),
+            Some(reason) => {
+                self.end(key, Ending { token: Some(token), answered: true, ..Ending::default() }, reason, now)
+            }
             None => {
                 let first = sequence.first_event();
                 let times = sequence.timeline.times();
@@ -445,7 +448,7 @@ impl EngineLoop {
     }
 
     /// Ends a sequence and sends its one terminal event.
-    fn end(&mut self, key: SequenceKey, mut last: Last, reason: FinishReason, now: Instant) {
+    fn end(&mut self, key: SequenceKey, mut ending: Ending, reason: FinishReason, now: Instant) {
         let Some(mut sequence) = self.scheduler.remove(key) else { return };
         if !sequence.timeline.was_scheduled() {
             self.shared.inbox.leave_queue(sequence.prompt_len());
@@ -454,16 +457,16 @@ impl EngineLoop {
             tracing::debug!(request_id = sequence.name, %message, "request failed");
         }
         self.metrics.finished(&sequence.finished(&reason, now));
-        last.times = sequence.timeline.times();
-        let first = if last.answered { sequence.first_event() } else { None };
-        self.wakers.extend(sequence.sender.finish(last, first, reason));
+        ending.times = sequence.timeline.times();
+        let first = if ending.answered { sequence.first_event() } else { None };
+        self.wakers.extend(sequence.sender.finish(ending, first, reason));
     }
 
     fn end_all(&mut self, which: impl Fn(u64) -> bool, reason: &FinishReason) {
         let now = Instant::now();
         let keys: Vec<_> = self.scheduler.sequences().filter(|(_, s)| which(s.id)).map(|(key, _)| key).collect();
         for key in keys {
-            self.end(key, Last::default(), reason.clone(), now);
+            self.end(key, Ending::default(), reason.clone(), now);
         }
     }
 
@@ -474,21 +477,21 @@ impl EngineLoop {
         let now = Instant::now();
         let message: Arc<str> = error.message.as_str().into();
         for row in &record.rows {
-            self.end(row.key, Last::default(), FinishReason::Error(message.clone()), now);
+            self.end(row.key, Ending::default(), FinishReason::Error(message.clone()), now);
         }
         for key in self.scheduler.withdraw(record.step) {
-            self.end(key, Last::default(), FinishReason::Error(message.clone()), now);
+            self.end(key, Ending::default(), FinishReason::Error(message.clone()), now);
         }
         self.spare_records.push(record);
-        self.settling = true;
-        self.settled();
+        self.recovering = true;
+        self.recover();
         if error.fatal { Err(error) } else { Ok(()) }
     }
 
     /// Resumes after a failure once no step is in flight.
-    fn settled(&mut self) {
+    fn recover(&mut self) {
         if self.in_flight.is_empty() {
-            self.settling = false;
+            self.recovering = false;
         }
         self.starved = false;
     }

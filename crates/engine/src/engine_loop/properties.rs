@@ -405,9 +405,11 @@ proptest! {
     #[test]
     fn every_request_ends_once_with_the_tokens_it_gets_alone(
         mut lives in prop::collection::vec(life(), 1..14),
-        mock in mock(),
+        mut mock in mock(),
         mut config in config(),
+        scored_rows in 1..50usize,
     ) {
+        mock.max_rows = config.max_num_seqs + scored_rows;
         if mock.seen_whole {
             let room = MOST_ROWS + config.max_num_seqs - 1;
             config.max_num_batched_tokens = config.max_num_batched_tokens.max(room);

@@ -168,7 +168,7 @@ fn metrics_count_as_in_vllm() {
 }
 
 #[test]
-fn a_slot_wasted_after_a_stop_counts_in_no_metric() {
+fn a_row_wasted_after_a_stop_counts_in_no_metric() {
     let mock = MockConfig { max_in_flight: 2, eos_after: Some(3), ..MockConfig::default() };
     let executor = MockExecutor::new(mock.clone());
     let counters = executor.counters();

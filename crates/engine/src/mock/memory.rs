@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::MockConfig;
-use crate::{ImageInput, Joined, PlannedImage, PlannedSequence, PromptImage, SamplingParams, Slot, StepPlan};
+use crate::{ImageInput, Joined, PlannedImage, PlannedSequence, PromptImage, SamplingParams, Seat, StepPlan};
 
 /// The state before the first token.
 pub(super) const EMPTY: u64 = 0x0c7a_0000_0000_0001;
@@ -51,8 +51,8 @@ struct Cell {
     state: u64,
 }
 
-/// A sequence in a slot.
-struct Seat {
+/// A sequence in a seat.
+struct Occupant {
     params: Arc<SamplingParams>,
     prompt: Arc<[u32]>,
     /// Tokens of the sequence that plans have mentioned.
@@ -93,7 +93,7 @@ pub(super) struct Memory {
     groups: Vec<Vec<Cell>>,
     /// Rows of the media cache.
     media: Vec<u32>,
-    seats: Vec<Option<Seat>>,
+    seats: Vec<Option<Occupant>>,
 }
 
 impl Memory {
@@ -107,11 +107,11 @@ impl Memory {
         }
     }
 
-    /// Puts a sequence into a slot.
+    /// Puts a sequence into a seat.
     pub(super) fn join(&mut self, joined: &Joined) {
-        let slot = joined.slot as usize;
-        if self.seats.len() <= slot {
-            self.seats.resize_with(slot + 1, || None);
+        let seat = joined.seat as usize;
+        if self.seats.len() <= seat {
+            self.seats.resize_with(seat + 1, || None);
         }
         let mut tokens = Vec::with_capacity(joined.prompt.len() + joined.params.max_tokens.min(4096) as usize);
         tokens.extend(joined.prompt.iter().chain(&joined.output));
@@ -120,14 +120,14 @@ impl Memory {
         contents.extend(&joined.output);
         let (params, prompt) = (joined.params.clone(), joined.prompt.clone());
         let images = joined.images.clone();
-        self.seats[slot] = Some(Seat { params, prompt, tokens, contents, images, state: EMPTY });
+        self.seats[seat] = Some(Occupant { params, prompt, tokens, contents, images, state: EMPTY });
     }
 
     /// Checks that a step which ends at a position cuts no image.
-    pub(super) fn check_whole(&self, slot: Slot, end: usize) -> Result<(), String> {
+    pub(super) fn check_whole(&self, seat: Seat, end: usize) -> Result<(), String> {
         let is_cut = |image: &&PromptImage| (image.span.start as usize) < end && end < image.span.end() as usize;
-        match self.seat(slot)?.images.iter().find(is_cut) {
-            Some(image) => Err(format!("a step of slot {slot} ends at {end}, in the image at {}", image.span.start)),
+        match self.occupant(seat)?.images.iter().find(is_cut) {
+            Some(image) => Err(format!("a step of seat {seat} ends at {end}, in the image at {}", image.span.start)),
             None => Ok(()),
         }
     }
@@ -168,10 +168,10 @@ impl Memory {
 
     /// Returns the state after `position`, read from the blocks. Every group must have the same. Without groups, it is
     /// computed from the sequence's tokens.
-    pub(super) fn read(&self, tables: Tables<'_>, slot: Slot, position: usize) -> Result<u64, String> {
+    pub(super) fn read(&self, tables: Tables<'_>, seat: Seat, position: usize) -> Result<u64, String> {
         if self.groups.is_empty() {
-            let seat = self.seat(slot)?;
-            return Ok(state_after(&seat.contents[..=position]));
+            let occupant = self.occupant(seat)?;
+            return Ok(state_after(&occupant.contents[..=position]));
         }
         let mut states = self.groups.iter().zip(tables.iter()).map(|(cells, table)| {
             let index = self.cell_index(table, position)?;
@@ -180,32 +180,32 @@ impl Memory {
         let first = states.next().unwrap_or(Ok(EMPTY))?;
         for state in states {
             if state? != first {
-                return Err(format!("position {position} of slot {slot} differs between KV groups"));
+                return Err(format!("position {position} of seat {seat} differs between KV groups"));
             }
         }
         Ok(first)
     }
 
-    fn seat(&self, slot: Slot) -> Result<&Seat, String> {
-        self.seats.get(slot as usize).and_then(Option::as_ref).ok_or_else(|| format!("nobody sits in slot {slot}"))
+    fn occupant(&self, seat: Seat) -> Result<&Occupant, String> {
+        self.seats.get(seat as usize).and_then(Option::as_ref).ok_or_else(|| format!("nobody sits in seat {seat}"))
     }
 
     /// Computes one token, whose input of the first layer is `content`, from the block content of its predecessor.
     pub(super) fn write(
         &mut self,
         tables: Tables<'_>,
-        slot: Slot,
+        seat: Seat,
         position: usize,
         (token, content): (u32, u32),
     ) -> Result<(), String> {
         if tables.ranges.len() != self.groups.len() {
             return Err(format!("{} block tables for {} KV groups", tables.ranges.len(), self.groups.len()));
         }
-        let known = self.seat(slot)?.tokens.len();
+        let known = self.occupant(seat)?.tokens.len();
         if position > known {
-            return Err(format!("slot {slot} jumps to position {position} with {known} tokens known"));
+            return Err(format!("seat {seat} jumps to position {position} with {known} tokens known"));
         }
-        let before = if position == 0 { EMPTY } else { self.read(tables, slot, position - 1)? };
+        let before = if position == 0 { EMPTY } else { self.read(tables, seat, position - 1)? };
         let state = extend(before, content);
         for (group, table) in tables.iter().enumerate() {
             let index = self.cell_index(table, position)?;
@@ -213,19 +213,19 @@ impl Memory {
                 self.groups[group].get_mut(index).ok_or_else(|| format!("position {position}: no such block"))?;
             *cell = Cell { content, state };
         }
-        if let Some(seat) = &mut self.seats[slot as usize] {
-            seat.state = state;
-            match seat.tokens.get(position) {
+        if let Some(occupant) = &mut self.seats[seat as usize] {
+            occupant.state = state;
+            match occupant.tokens.get(position) {
                 Some(&told) if told != token => {
-                    return Err(format!("slot {slot} gets token {token} at position {position}, which is {told}"));
+                    return Err(format!("seat {seat} gets token {token} at position {position}, which is {told}"));
                 }
-                Some(_) if seat.contents[position] != content => {
-                    return Err(format!("slot {slot} gets another image's row at position {position}"));
+                Some(_) if occupant.contents[position] != content => {
+                    return Err(format!("seat {seat} gets another image's row at position {position}"));
                 }
                 Some(_) => {}
                 None => {
-                    seat.tokens.push(token);
-                    seat.contents.push(content);
+                    occupant.tokens.push(token);
+                    occupant.contents.push(content);
                 }
             }
         }
@@ -234,17 +234,17 @@ impl Memory {
 
     /// Checks that every position below `end` holds the sequence's own token, in the state that its predecessors lead
     /// to.
-    pub(super) fn verify(&self, tables: Tables<'_>, slot: Slot, end: usize) -> Result<(), String> {
-        let seat = self.seat(slot)?;
+    pub(super) fn verify(&self, tables: Tables<'_>, seat: Seat, end: usize) -> Result<(), String> {
+        let occupant = self.occupant(seat)?;
         for (group, (cells, table)) in self.groups.iter().zip(tables.iter()).enumerate() {
             let mut state = EMPTY;
-            for (position, &content) in seat.contents[..end].iter().enumerate() {
+            for (position, &content) in occupant.contents[..end].iter().enumerate() {
                 state = extend(state, content);
                 let cell = cells[self.cell_index(table, position)?];
                 if cell.content != content || cell.state != state {
                     let found = cell.content;
                     return Err(format!(
-                        "slot {slot}, KV group {group}: position {position} holds {found} instead of {content}"
+                        "seat {seat}, KV group {group}: position {position} holds {found} instead of {content}"
                     ));
                 }
             }
@@ -253,7 +253,11 @@ impl Memory {
     }
 
     /// Returns the inputs of a sequence's next sampled token.
-    pub(super) fn state(&self, slot: Slot) -> Result<SequenceState<'_>, String> {
-        self.seat(slot).map(|seat| SequenceState { params: &seat.params, prompt: &seat.prompt, state: seat.state })
+    pub(super) fn state(&self, seat: Seat) -> Result<SequenceState<'_>, String> {
+        self.occupant(seat).map(|occupant| SequenceState {
+            params: &occupant.params,
+            prompt: &occupant.prompt,
+            state: occupant.state,
+        })
     }
 }

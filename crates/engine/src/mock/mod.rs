@@ -47,6 +47,8 @@ pub struct MockConfig {
     pub seen_whole: bool,
     /// Length H of an embedding.
     pub hidden_size: usize,
+    /// Maximum number of rows of a step that reach the head.
+    pub max_rows: usize,
     /// Maximum number of steps in flight: 1 or 2.
     pub max_in_flight: usize,
     /// Duration of a step without tokens.
@@ -72,6 +74,7 @@ impl Default for MockConfig {
             media_rows: 0,
             seen_whole: false,
             hidden_size: 8,
+            max_rows: 256 + 64,
             max_in_flight: 1,
             step_latency: Duration::ZERO,
             token_latency: Duration::ZERO,
@@ -231,14 +234,14 @@ impl MockExecutor {
             };
             let position = sequence.first_position as usize + offset;
             let content = self.memory.content(plan, sequence, position, token).map_err(broken)?;
-            self.memory.write(tables, sequence.slot, position, (token, content)).map_err(broken)?;
+            self.memory.write(tables, sequence.seat, position, (token, content)).map_err(broken)?;
         }
         let end = sequence.first_position as usize + sequence.tokens.len();
         if self.config.seen_whole {
-            self.memory.check_whole(sequence.slot, end).map_err(broken)?;
+            self.memory.check_whole(sequence.seat, end).map_err(broken)?;
         }
         if self.config.verify {
-            self.memory.verify(tables, sequence.slot, end).map_err(broken)?;
+            self.memory.verify(tables, sequence.seat, end).map_err(broken)?;
         }
         Ok(())
     }
@@ -252,12 +255,12 @@ fn score(
     sequence: &PlannedSequence,
     position: u32,
 ) -> Result<TokenOutput, String> {
-    let SequenceState { params, prompt, .. } = memory.state(sequence.slot)?;
-    let outside = || format!("slot {} scores position {position}", sequence.slot);
+    let SequenceState { params, prompt, .. } = memory.state(sequence.seat)?;
+    let outside = || format!("seat {} scores position {position}", sequence.seat);
     let offset = position.checked_sub(sequence.first_position).ok_or_else(outside)?;
     let &id =
         prompt.get(position as usize + 1).filter(|_| (offset as usize) < sequence.tokens.len()).ok_or_else(outside)?;
-    let state = memory.read(tables, sequence.slot, position as usize)?;
+    let state = memory.read(tables, sequence.seat, position as usize)?;
     let alternatives = params.prompt_logprobs.ok_or_else(outside)?;
     Ok(TokenOutput { id, logprobs: Some(token::score(config, state, id, alternatives)) })
 }
@@ -269,6 +272,10 @@ impl Executor for MockExecutor {
 
     fn vocab_size(&self) -> usize {
         self.config.vocab_size
+    }
+
+    fn max_rows(&self) -> usize {
+        self.config.max_rows
     }
 
     fn step_cost(&self) -> Option<Box<dyn StepCost>> {
@@ -298,6 +305,9 @@ impl Executor for MockExecutor {
         }
         if self.in_flight.back().is_some_and(|step| !step.sampled) {
             return Err(broken(format!("step {} was submitted before the one before was sampled", plan.step)));
+        }
+        if plan.rows() > self.config.max_rows {
+            return Err(broken(format!("step {} has {} rows", plan.step, plan.rows())));
         }
         for joined in &plan.joined {
             self.memory.join(joined);
@@ -336,7 +346,7 @@ impl Executor for MockExecutor {
             for position in sequence.scores.clone() {
                 newest.rows.push(score(&self.config, &self.memory, tables, sequence, position).map_err(broken)?);
             }
-            let SequenceState { params, state, .. } = self.memory.state(sequence.slot).map_err(broken)?;
+            let SequenceState { params, state, .. } = self.memory.state(sequence.seat).map_err(broken)?;
             match sequence.pools {
                 PooledRows::None => {}
                 PooledRows::Prompt => newest.embeddings.push(token::embedding(&self.config, state)),
@@ -344,7 +354,7 @@ impl Executor for MockExecutor {
                     let end = sequence.first_position as usize + sequence.tokens.len();
                     let mut vectors = Vec::with_capacity(sequence.tokens.len() * self.config.hidden_size);
                     for position in sequence.first_position as usize..end {
-                        let state = self.memory.read(tables, sequence.slot, position).map_err(broken)?;
+                        let state = self.memory.read(tables, sequence.seat, position).map_err(broken)?;
                         vectors.extend(token::embedding(&self.config, state));
                     }
                     newest.embeddings.push(vectors);

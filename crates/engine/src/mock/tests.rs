@@ -5,7 +5,7 @@ use crate::Joined;
 
 fn plan(step: StepId, tokens: &[InputToken], first_position: u32, blocks: &[u32]) -> StepPlan {
     let sequence = PlannedSequence {
-        slot: 0,
+        seat: 0,
         tokens: 0..tokens.len(),
         first_position,
         tables: 0..1,
@@ -24,7 +24,7 @@ fn plan(step: StepId, tokens: &[InputToken], first_position: u32, blocks: &[u32]
 fn join(mut plan: StepPlan, prompt: &[u32]) -> StepPlan {
     let params = Arc::new(SamplingParams::default());
     plan.joined.push(Joined {
-        slot: 0,
+        seat: 0,
         params,
         prompt: prompt.into(),
         output: Vec::new(),
@@ -93,7 +93,7 @@ fn scores_and_embeddings_follow_from_the_blocks() {
     let mut first = plan(1, &INPUT, 0, &[3, 7]);
     let params = SamplingParams { prompt_logprobs: Some(2), ..SamplingParams::default() };
     first.joined.push(Joined {
-        slot: 0,
+        seat: 0,
         params: Arc::new(params),
         prompt: PROMPT.into(),
         output: Vec::new(),

@@ -139,7 +139,7 @@ impl Scheduler {
             return false;
         }
         let short = self.short.is_some_and(|short| short.key == key && short.gains == self.kv.gains());
-        short || self.slots.is_empty() || self.kv.exhausted()
+        short || self.seats.is_empty() || self.kv.exhausted()
     }
 
     /// Returns whether there are a seat and blocks for a sequence with this hit, beside those that running sequences
@@ -151,7 +151,7 @@ impl Scheduler {
             let reserved = *budget.reserved.get_or_insert_with(|| self.reserved());
             let head_room = if self.running.is_empty() { 0.0 } else { self.config.watermark };
             let fits = !self.kv.exhausted() && self.kv.fits(hit, known, reserved, head_room);
-            if fits && !self.slots.is_empty() {
+            if fits && !self.seats.is_empty() {
                 return true;
             }
             if !self.fair() || !self.make_way(client) {
@@ -172,10 +172,10 @@ impl Scheduler {
 
     /// Moves the head of the queue to the running sequences, with blocks for its first share.
     fn start(&mut self, key: SequenceKey, hit: Hit, chosen: Chosen) {
-        let (Some(slot), Some(sequence)) = (self.slots.pop(), self.sequences.get_mut(key)) else { return };
+        let (Some(seat), Some(sequence)) = (self.seats.pop(), self.sequences.get_mut(key)) else { return };
         self.waiting.remove(sequence);
         self.clients.start(sequence.client);
-        sequence.admit(slot, hit.tokens, self.kv.layout());
+        sequence.admit(seat, hit.tokens, self.kv.layout());
         self.kv.attach(&mut sequence.kv, hit);
         let fits = self.kv.grow(&mut sequence.kv, hit.tokens + chosen.tokens);
         debug_assert!(fits, "the whole sequence was found to fit");

@@ -104,7 +104,7 @@ fn many_sequences_of_one_client_share_its_turn() {
 }
 
 #[test]
-fn a_client_with_all_slots_makes_way() {
+fn a_client_with_all_seats_makes_way() {
     let mut rig = Rig::new(fair(), 64);
     rig.client = ClientId(1);
     for family in 0..6 {
@@ -116,7 +116,7 @@ fn a_client_with_all_slots_makes_way() {
     let shares = rig.step();
     assert_eq!(shares[0], (6, 4, true), "{shares:?}");
     assert_eq!((shares.len(), rig.scheduler.take_preempted()), (4, 1));
-    // Its second sequence takes a slot too; then both clients have two.
+    // Its second sequence takes a seat too; then both clients have two.
     rig.add(prompt(8, 4), 40, 0);
     rig.add(prompt(9, 4), 40, 0);
     (0..6).for_each(|_| drop(rig.step()));

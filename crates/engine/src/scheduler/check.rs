@@ -2,7 +2,7 @@
 
 use super::Scheduler;
 use crate::sequence::{Residence, Sequence, SequenceKey};
-use crate::{PromptImage, SchedulingPolicy, Slot};
+use crate::{PromptImage, SchedulingPolicy, Seat};
 
 impl Scheduler {
     /// Checks the invariants between steps. The error describes the first violation.
@@ -28,15 +28,15 @@ impl Scheduler {
         self.sequences.iter().try_for_each(|(_, sequence)| self.check_sequence(sequence))
     }
 
-    /// Checks that every slot is free or held by one running sequence.
+    /// Checks that every seat is free or held by one running sequence.
     fn check_slots(&self, counts: &mut Vec<u32>) -> Result<(), String> {
         counts.clear();
         counts.resize(self.config.max_num_seqs, 0);
-        for slot in self.slots.iter().copied().chain(self.running.iter().filter_map(|&key| self.slot(key))) {
-            counts[slot as usize] += 1;
+        for seat in self.seats.iter().copied().chain(self.running.iter().filter_map(|&key| self.seat(key))) {
+            counts[seat as usize] += 1;
         }
         match counts.iter().position(|&count| count != 1) {
-            Some(slot) => Err(format!("slot {slot} is held {} times", counts[slot])),
+            Some(seat) => Err(format!("seat {seat} is held {} times", counts[seat])),
             None => Ok(()),
         }
     }
@@ -50,9 +50,9 @@ impl Scheduler {
         if ids.chain(head).is_sorted() { Ok(()) } else { Err("a request has overtaken another".into()) }
     }
 
-    fn slot(&self, key: SequenceKey) -> Option<Slot> {
+    fn seat(&self, key: SequenceKey) -> Option<Seat> {
         match self.sequences.get(key)?.residence {
-            Residence::Running(slot) => Some(slot),
+            Residence::Running(seat) => Some(seat),
             Residence::Waiting => None,
         }
     }

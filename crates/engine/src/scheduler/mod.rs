@@ -25,9 +25,9 @@ use crate::clock::StepClock;
 use crate::image::ImageCache;
 use crate::inbox::RequestId;
 use crate::kv::{KvCache, KvLayout};
-use crate::sequence::{Answer, Residence, Sequence, SequenceKey, SequenceTable};
+use crate::sequence::{LastOutput, Residence, Sequence, SequenceKey, SequenceTable};
 use crate::{
-    ClientId, EngineConfig, ImageSpec, KvCacheSpec, PooledRows, SchedulingPolicy, Slot, StepId, StepPlan, StepWork,
+    ClientId, EngineConfig, ImageSpec, KvCacheSpec, PooledRows, SchedulingPolicy, Seat, StepId, StepPlan, StepWork,
 };
 use clients::Clients;
 use queue::{Rank, WaitingQueue};
@@ -49,7 +49,7 @@ pub(crate) struct StepRow {
     /// Number of output rows that score the prompt. They come before the sampled row.
     pub(crate) scores: usize,
     /// Result of its last token, if that was the last known one.
-    pub(crate) answer: Option<Answer>,
+    pub(crate) last_output: Option<LastOutput>,
     /// Vectors that the step returns.
     pub(crate) pools: PooledRows,
     pub(crate) constrained: bool,
@@ -58,7 +58,7 @@ pub(crate) struct StepRow {
 impl StepRow {
     /// Returns whether a token is sampled.
     pub(crate) fn samples(&self) -> bool {
-        self.answer == Some(Answer::Token)
+        self.last_output == Some(LastOutput::Token)
     }
 }
 
@@ -133,6 +133,8 @@ impl Budget {
 /// All sequences and blocks of the engine.
 pub(crate) struct Scheduler {
     config: EngineConfig,
+    /// Number of prompt rows that a step may score.
+    scored_rows: usize,
     kv: KvCache,
     images: ImageCache,
     sequences: SequenceTable,
@@ -141,8 +143,8 @@ pub(crate) struct Scheduler {
     clients: Clients,
     /// Running sequences, in the order of admission.
     running: Vec<SequenceKey>,
-    /// Free slots.
-    slots: Vec<Slot>,
+    /// Free seats.
+    seats: Vec<Seat>,
     /// Running sequences, in the order in which the step being planned serves them.
     order: Vec<SequenceKey>,
     /// Number of the latest step planned.
@@ -162,11 +164,12 @@ pub(crate) struct Scheduler {
 }
 
 impl Scheduler {
-    /// Creates an idle scheduler for an executor with this memory.
-    pub(crate) fn new(config: EngineConfig, spec: &KvCacheSpec, images: Option<ImageSpec>) -> Self {
+    /// Creates an idle scheduler for an executor with this memory and `max_rows` rows in a step.
+    pub(crate) fn new(config: EngineConfig, spec: &KvCacheSpec, images: Option<ImageSpec>, max_rows: usize) -> Self {
         let seats = config.max_num_seqs;
         let (rows, seen_whole) = images.map_or((0, false), |spec| (spec.cache_tokens, spec.seen_whole));
         Self {
+            scored_rows: max_rows.saturating_sub(seats).max(1),
             images: ImageCache::new(rows, seen_whole),
             kv: KvCache::new(
                 spec,
@@ -175,7 +178,7 @@ impl Scheduler {
             sequences: SequenceTable::default(),
             waiting: WaitingQueue::new(config.policy),
             running: Vec::with_capacity(seats),
-            slots: (0..seats as Slot).rev().collect(),
+            seats: (0..seats as Seat).rev().collect(),
             clients: Clients::default(),
             order: Vec::with_capacity(seats),
             step: 0,
@@ -254,16 +257,16 @@ impl Scheduler {
         }
     }
 
-    /// Removes a sequence, running or waiting; its slot and blocks are free at once. Steps in flight may still read and
+    /// Removes a sequence, running or waiting; its seat and blocks are free at once. Steps in flight may still read and
     /// write the blocks. That is safe because the executor runs steps in the order of submission, so the next owner of
     /// a block writes later.
     pub(crate) fn remove(&mut self, key: SequenceKey) -> Option<Box<Sequence>> {
         let mut sequence = self.sequences.remove(key)?;
         match sequence.residence {
             Residence::Waiting => self.waiting.remove(&sequence),
-            Residence::Running(slot) => {
+            Residence::Running(seat) => {
                 self.running.retain(|&other| other != key);
-                self.slots.push(slot);
+                self.seats.push(seat);
                 self.clients.stop(sequence.client);
                 self.kv.release(&mut sequence.kv);
                 self.images.release(&mut sequence.images);
@@ -315,7 +318,7 @@ impl Scheduler {
         self.chosen.clear();
         let mut budget = Budget {
             tokens: self.config.max_num_batched_tokens,
-            scores: StepPlan::MAX_SCORED_ROWS,
+            scores: self.scored_rows,
             seconds: clock.map_or(f64::INFINITY, StepClock::for_shares),
             reserved: None,
         };
@@ -418,7 +421,7 @@ impl Scheduler {
         let choice = |tokens: usize| {
             let end = first + tokens;
             let scores = sequence.scores_until(end).len();
-            let rows = scores + usize::from(end == sequence.total() && sequence.answer == Answer::Token);
+            let rows = scores + usize::from(end == sequence.total() && sequence.last_output == LastOutput::Token);
             let work = clock.map(|clock| clock.share(tokens, end, rows)).unwrap_or_default();
             let seconds = clock.map_or(0.0, |clock| clock.seconds(&work));
             Chosen { key, tokens, scores, work, seconds }
@@ -552,8 +555,8 @@ impl Scheduler {
     fn preempt(&mut self, index: usize) {
         let key = self.running.remove(index);
         let Some(sequence) = self.sequences.get_mut(key) else { return };
-        if let Residence::Running(slot) = sequence.residence {
-            self.slots.push(slot);
+        if let Residence::Running(seat) = sequence.residence {
+            self.seats.push(seat);
         }
         self.kv.release(&mut sequence.kv);
         self.images.release(&mut sequence.images);
@@ -605,7 +608,7 @@ impl Scheduler {
             sequence.retired = row.first + row.tokens;
             self.kv.commit(&mut sequence.kv, &sequence.history, sequence.retired);
         }
-        if row.answer.is_some() {
+        if row.last_output.is_some() {
             sequence.pending -= 1;
         }
         Some(row.prompt_tokens)

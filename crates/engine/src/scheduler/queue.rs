@@ -35,7 +35,7 @@ enum Place {
     Client(ClientId, RequestId),
 }
 
-/// Sequences that wait for a slot and blocks. Any of them can be removed in O(log n), because clients disconnect.
+/// Sequences that wait for a seat and blocks. Any of them can be removed in O(log n), because clients disconnect.
 pub(super) struct WaitingQueue {
     policy: SchedulingPolicy,
     order: BTreeMap<Place, SequenceKey>,

@@ -29,7 +29,7 @@ impl Rig {
         let spec = KvCacheSpec { block_size: 4, groups: vec![group] };
         Self {
             inbox: Arc::new(Inbox::new(&config)),
-            scheduler: Scheduler::new(config, &spec, None),
+            scheduler: Scheduler::new(config.clone(), &spec, None, config.max_num_seqs + 64),
             epoch: Instant::now(),
             next_id: 0,
             step: 0,
@@ -128,7 +128,7 @@ fn positions_tables_and_joins_are_written() {
     rig.add(prompt(1, 9), 5, 0);
     rig.step();
     let joined = &rig.plan.joined[0];
-    assert_eq!((joined.slot, joined.prompt.len(), joined.output.len()), (0, 9, 0));
+    assert_eq!((joined.seat, joined.prompt.len(), joined.output.len()), (0, 9, 0));
     assert_eq!((rig.plan.step, rig.plan.blocks.as_slice()), (1, [1, 2].as_slice()));
     rig.step();
     let sequence = &rig.plan.sequences[0];
@@ -164,17 +164,17 @@ fn the_threshold_bounds_prompts_that_are_not_alone() {
 }
 
 #[test]
-fn max_num_seqs_bounds_the_running_list_and_slots_are_stable() {
+fn max_num_seqs_bounds_the_running_list_and_seats_are_stable() {
     let mut rig = Rig::new(EngineConfig { max_num_seqs: 2, ..config() }, 64);
     let first = rig.add(prompt(1, 4), 9, 0);
     rig.add(prompt(2, 4), 9, 0);
     rig.add(prompt(3, 4), 9, 0);
     rig.step();
-    let slots = |rig: &Rig| rig.plan.sequences.iter().map(|s| s.slot).collect::<Vec<_>>();
-    assert_eq!(slots(&rig), [0, 1]);
+    let seats = |rig: &Rig| rig.plan.sequences.iter().map(|s| s.seat).collect::<Vec<_>>();
+    assert_eq!(seats(&rig), [0, 1]);
     rig.scheduler.remove(first);
     assert_eq!(rig.step(), [(1, 1, true), (2, 4, true)]);
-    assert_eq!(slots(&rig), [1, 0]);
+    assert_eq!(seats(&rig), [1, 0]);
 }
 
 #[test]

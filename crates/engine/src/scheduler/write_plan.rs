@@ -1,8 +1,8 @@
 //! Conversion of the chosen sequences into the flat arrays of a [`StepPlan`].
 
 use super::{Chosen, Scheduler, StepRecord, StepRow};
-use crate::sequence::{Answer, Residence, Sequence};
-use crate::{InputToken, Joined, PlannedSequence, Slot, StepId, StepPlan};
+use crate::sequence::{LastOutput, Residence, Sequence};
+use crate::{InputToken, Joined, PlannedSequence, Seat, StepId, StepPlan};
 
 impl Scheduler {
     /// Writes the chosen sequences' shares and counts them as submitted.
@@ -17,18 +17,18 @@ impl Scheduler {
         let mut rows = 0;
         for &Chosen { key, tokens, scores, .. } in &self.chosen {
             let Some(sequence) = self.sequences.get_mut(key) else { continue };
-            let Residence::Running(slot) = sequence.residence else {
+            let Residence::Running(seat) = sequence.residence else {
                 debug_assert!(false, "a victim was taken out of the step");
                 continue;
             };
             if !sequence.joined {
-                plan.joined.push(joined(sequence, slot));
+                plan.joined.push(joined(sequence, seat));
                 sequence.joined = true;
             }
             let first = sequence.submitted;
             let end = first + tokens;
-            let answer = (end == sequence.total()).then_some(sequence.answer);
-            let samples = answer == Some(Answer::Token);
+            let last_output = (end == sequence.total()).then_some(sequence.last_output);
+            let samples = last_output == Some(LastOutput::Token);
             let constrained = samples && sequence.constraint.is_some();
             let injected = plan.injected.len();
             self.images.write_injected(&sequence.images, first..end, plan);
@@ -37,7 +37,7 @@ impl Scheduler {
             let pools = sequence.pools_until(end);
             debug_assert_eq!(scored.len(), scores);
             plan.sequences.push(PlannedSequence {
-                slot,
+                seat,
                 tokens: plan.tokens.len()..plan.tokens.len() + tokens,
                 first_position: first as u32,
                 tables: plan.tables.len()..plan.tables.len() + sequence.kv.tables.len(),
@@ -62,14 +62,14 @@ impl Scheduler {
                 tokens,
                 prompt_tokens,
                 scores,
-                answer,
+                last_output,
                 pools,
                 constrained,
             });
             sequence.submitted = end;
             sequence.served = step;
             sequence.scored = scored.end;
-            sequence.pending += usize::from(answer.is_some());
+            sequence.pending += usize::from(last_output.is_some());
             rows += scored.len() as u32;
             if samples {
                 sequence.drawn_row = rows;
@@ -79,9 +79,9 @@ impl Scheduler {
     }
 }
 
-fn joined(sequence: &Sequence, slot: Slot) -> Joined {
+fn joined(sequence: &Sequence, seat: Seat) -> Joined {
     Joined {
-        slot,
+        seat,
         params: sequence.params.clone(),
         prompt: sequence.history.prompt.clone(),
         output: sequence.history.output.clone(),

@@ -7,7 +7,6 @@ use anyhow::{Context, Result, bail};
 use octavo_backend_candle::CandleBackend;
 use octavo_backend_cpu::{CpuBackend, CpuConfig, KvDtype, WeightDtype};
 use octavo_backend_cuda::{CudaBackend, CudaConfig, DeviceInfo, Memory, named_folders, probe};
-use octavo_engine::StepPlan;
 use octavo_models::ResolveOptions;
 use octavo_ops::{Backend, Program};
 use tracing::{info, warn};
@@ -304,7 +303,7 @@ fn cuda_backend(args: &ComposeArgs, files: &ModelFiles) -> Result<CudaBackend> {
         kernel_cache: ResolveOptions::from_env().cache_dir.join("kernels"),
         max_num_batched_tokens: step_tokens(limits, GPU_STEPS.tokens, &files.program, files.vision(), max_model_len)?,
         max_num_seqs: limits.max_num_seqs,
-        max_rows: limits.max_num_seqs.saturating_add(StepPlan::MAX_SCORED_ROWS),
+        max_rows: octavo_runner::max_rows(limits.max_num_seqs),
         max_model_len,
         max_patches,
         memory,

@@ -54,6 +54,10 @@ mod tests {
             self.0.vocab_size()
         }
 
+        fn max_rows(&self) -> usize {
+            self.0.max_rows()
+        }
+
         fn submit(&mut self, plan: StepPlan) -> Result<(), ExecutorError> {
             self.0.submit(plan)
         }

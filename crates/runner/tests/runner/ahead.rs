@@ -8,7 +8,7 @@ use octavo_runner::{Runner, RunnerConfig};
 
 use crate::fake::{CONFIG, FakeBackend, Fate, Log, backend, ids, joined, prefill, program, push, start};
 
-/// Returns a step of the sequences in slots 1 and 2, and the next one in another order, whose tokens are not known yet.
+/// Returns a step of the sequences in seats 1 and 2, and the next one in another order, whose tokens are not known yet.
 fn two_steps(params: &SamplingParams) -> [StepPlan; 2] {
     let mut first = prefill(1, params.clone());
     first.joined.push(joined(2, params.clone(), &[]));
@@ -83,7 +83,7 @@ fn a_token_counts_for_whom_it_was_drawn() {
     let params = SamplingParams { frequency_penalty: 1.0, ..SamplingParams::default() };
     runner.submit(prefill(1, params.clone())).unwrap();
     runner.sample(1, StepMasks::default()).unwrap();
-    // Another sequence takes the slot while the first one's token is in flight.
+    // Another sequence takes the seat while the first one's token is in flight.
     runner.submit(prefill(2, params)).unwrap();
     runner.sample(2, StepMasks::default()).unwrap();
     assert_eq!(ids(&runner.wait().unwrap()), [10]);

@@ -5,7 +5,7 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 
 use octavo_engine::{
-    Executor, InputToken, Joined, PlannedSequence, SamplingParams, Slot, StepId, StepMasks, StepOutput, StepPlan,
+    Executor, InputToken, Joined, PlannedSequence, SamplingParams, Seat, StepId, StepMasks, StepOutput, StepPlan,
 };
 use octavo_ops::sampling::{SampleBatch, SampledToken, TokenCounts, TokenLogprobs};
 use octavo_ops::testing::TinyModel;
@@ -211,9 +211,9 @@ pub(crate) fn backend(fates: &[Fate]) -> FakeBackend {
     }
 }
 
-pub(crate) fn joined(slot: Slot, params: SamplingParams, output: &[u32]) -> Joined {
+pub(crate) fn joined(seat: Seat, params: SamplingParams, output: &[u32]) -> Joined {
     Joined {
-        slot,
+        seat,
         params: Arc::new(params),
         prompt: [3, 1, 3].into(),
         output: output.to_vec(),
@@ -222,12 +222,12 @@ pub(crate) fn joined(slot: Slot, params: SamplingParams, output: &[u32]) -> Join
     }
 }
 
-/// Adds the tokens of a sequence with the blocks 1 + slot and 4 + slot.
-pub(crate) fn push(plan: &mut StepPlan, slot: Slot, first_position: u32, tokens: &[InputToken], samples: bool) {
+/// Adds the tokens of a sequence with the blocks 1 + seat and 4 + seat.
+pub(crate) fn push(plan: &mut StepPlan, seat: Seat, first_position: u32, tokens: &[InputToken], samples: bool) {
     let start = plan.tokens.len();
     plan.tokens.extend_from_slice(tokens);
     plan.sequences.push(PlannedSequence {
-        slot,
+        seat,
         tokens: start..plan.tokens.len(),
         first_position,
         tables: plan.tables.len()..plan.tables.len() + 1,
@@ -236,17 +236,17 @@ pub(crate) fn push(plan: &mut StepPlan, slot: Slot, first_position: u32, tokens:
         ..PlannedSequence::default()
     });
     plan.tables.push(plan.blocks.len()..plan.blocks.len() + 2);
-    plan.blocks.extend([1 + slot, 4 + slot]);
+    plan.blocks.extend([1 + seat, 4 + seat]);
 }
 
-/// Returns a prefill of one sequence in slot 1.
+/// Returns a prefill of one sequence in seat 1.
 pub(crate) fn prefill(step: StepId, params: SamplingParams) -> StepPlan {
     let mut plan = StepPlan { step, joined: vec![joined(1, params, &[])], ..StepPlan::default() };
     push(&mut plan, 1, 0, &[3, 1, 3].map(InputToken::Id), true);
     plan
 }
 
-/// Returns a decode of slot 1.
+/// Returns a decode of seat 1.
 pub(crate) fn decode(step: StepId, position: u32, token: InputToken) -> StepPlan {
     let mut plan = StepPlan { step, ..StepPlan::default() };
     push(&mut plan, 1, position, &[token], true);

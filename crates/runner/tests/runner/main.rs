@@ -70,7 +70,7 @@ fn the_sampler_gets_what_the_sequence_asked_for() {
     runner.wait().unwrap();
     run(&mut runner, decode(2, 3, InputToken::Id(10))).unwrap();
     run(&mut runner, decode(3, 4, InputToken::Id(20))).unwrap();
-    // Another sequence takes the slot.
+    // Another sequence takes the seat.
     run(&mut runner, prefill(4, SamplingParams::default())).unwrap();
     let log = log.lock().unwrap();
     let prompt = vec![1, 3];
@@ -216,12 +216,12 @@ fn a_malformed_plan_is_lost() {
         run(runner, plan).unwrap_err()
     };
     let lost = |reason: &str| format!("lost step 1 is malformed: {reason}");
-    assert_eq!(error(&mut runner, &|p| p.joined[0].slot = 3), lost("slot 3 of 3"));
-    assert_eq!(error(&mut runner, &|p| p.joined.clear()), lost("nobody has slot 1"));
+    assert_eq!(error(&mut runner, &|p| p.joined[0].seat = 3), lost("seat 3 of 3"));
+    assert_eq!(error(&mut runner, &|p| p.joined.clear()), lost("nobody has seat 1"));
     assert_eq!(error(&mut runner, &|p| p.sequences[0].constrained = true), lost("a mask is missing"));
-    let message = lost("slot 1 scores position 2, its prompt ends there");
+    let message = lost("seat 1 scores position 2, its prompt ends there");
     assert_eq!(error(&mut runner, &|p| p.sequences[0].scores = 2..3), message);
-    assert_eq!(error(&mut runner, &|p| p.blocks.clear()), lost("slot 1 lacks a block table"));
+    assert_eq!(error(&mut runner, &|p| p.blocks.clear()), lost("seat 1 lacks a block table"));
     assert_eq!(log.lock().unwrap().batches.len(), 3);
     run(&mut runner, prefill(1, SamplingParams::default())).unwrap();
 }

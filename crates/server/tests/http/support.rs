@@ -58,6 +58,10 @@ impl Executor for Watched {
         self.inner.vocab_size()
     }
 
+    fn max_rows(&self) -> usize {
+        self.inner.max_rows()
+    }
+
     fn image_spec(&self) -> Option<ImageSpec> {
         self.inner.image_spec()
     }

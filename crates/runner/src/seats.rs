@@ -2,22 +2,22 @@
 
 use std::sync::Arc;
 
-use octavo_engine::{Joined, PlannedSequence, PromptImage, SamplingParams, Slot, StepId};
+use octavo_engine::{Joined, PlannedSequence, PromptImage, SamplingParams, Seat, StepId};
 use octavo_models::{ImagePositions, ImageSpan};
 use octavo_ops::sampling::{SampleParams, SampleRow, TokenCounts};
 
-use crate::fill::Seats;
+use crate::fill::SeatInputs;
 
-/// Running sequences by slot.
-pub(crate) struct Slots {
-    /// State of each slot, up to the highest slot ever taken.
-    states: Vec<Option<SlotState>>,
-    /// Number of slots.
+/// Running sequences by seat.
+pub(crate) struct Seats {
+    /// State of each seat, up to the highest seat ever taken.
+    states: Vec<Option<SeatState>>,
+    /// Number of seats.
     limit: usize,
 }
 
-struct SlotState {
-    /// Step in which the sequence took the slot.
+struct SeatState {
+    /// Step in which the sequence took the seat.
     since: StepId,
     requested: Arc<SamplingParams>,
     params: SampleParams,
@@ -34,32 +34,32 @@ struct SlotState {
     second_text: Option<u32>,
 }
 
-impl<'a> Seats<'a> for &'a Slots {
-    fn images(&self, slot: Slot) -> Option<&'a ImagePositions> {
-        self.state(slot).ok()?.images.as_ref()
+impl<'a> SeatInputs<'a> for &'a Seats {
+    fn images(&self, seat: Seat) -> Option<&'a ImagePositions> {
+        self.state(seat).ok()?.images.as_ref()
     }
 
-    fn second_text(&self, slot: Slot) -> Option<u32> {
-        self.state(slot).ok()?.second_text
+    fn second_text(&self, seat: Seat) -> Option<u32> {
+        self.state(seat).ok()?.second_text
     }
 }
 
-impl Slots {
-    /// Creates `limit` empty slots.
+impl Seats {
+    /// Creates `limit` empty seats.
     pub(crate) fn new(limit: usize) -> Self {
         Self { states: Vec::new(), limit }
     }
 
-    /// Assigns a slot to a sequence and replaces its former one.
+    /// Assigns a seat to a sequence and replaces its former one.
     pub(crate) fn join(&mut self, step: StepId, joined: &Joined) -> Result<(), String> {
-        let slot = joined.slot as usize;
-        if slot >= self.limit {
-            return Err(format!("slot {slot} of {}", self.limit));
+        let seat = joined.seat as usize;
+        if seat >= self.limit {
+            return Err(format!("seat {seat} of {}", self.limit));
         }
-        if slot >= self.states.len() {
-            self.states.resize_with(slot + 1, || None);
+        if seat >= self.states.len() {
+            self.states.resize_with(seat + 1, || None);
         }
-        self.states[slot] = Some(SlotState::new(step, joined));
+        self.states[seat] = Some(SeatState::new(step, joined));
         Ok(())
     }
 
@@ -69,7 +69,7 @@ impl Slots {
         sequence: &PlannedSequence,
         mask: Option<&'a [u32]>,
     ) -> Result<SampleRow<'a>, String> {
-        let state = self.state(sequence.slot)?;
+        let state = self.state(sequence.seat)?;
         let ending = sequence.output_position >= state.requested.min_tokens;
         Ok(SampleRow {
             params: &state.params,
@@ -84,34 +84,34 @@ impl Slots {
     }
 
     /// Returns the sampler's row that scores the prompt token after a position.
-    pub(crate) fn score(&self, slot: Slot, position: u32) -> Result<SampleRow<'_>, String> {
-        let state = self.state(slot)?;
+    pub(crate) fn score(&self, seat: Seat, position: u32) -> Result<SampleRow<'_>, String> {
+        let state = self.state(seat)?;
         let next = state.prompt.get(position as usize + 1).copied();
-        let next = next.ok_or_else(|| format!("slot {slot} scores position {position}, its prompt ends there"))?;
+        let next = next.ok_or_else(|| format!("seat {seat} scores position {position}, its prompt ends there"))?;
         Ok(SampleRow { forced: Some(next), ..SampleRow::new(&state.scoring) })
     }
 
-    fn state(&self, slot: Slot) -> Result<&SlotState, String> {
-        let state = self.states.get(slot as usize).and_then(Option::as_ref);
-        state.ok_or_else(|| format!("nobody has slot {slot}"))
+    fn state(&self, seat: Seat) -> Result<&SeatState, String> {
+        let state = self.states.get(seat as usize).and_then(Option::as_ref);
+        state.ok_or_else(|| format!("nobody has seat {seat}"))
     }
 
-    /// Returns whether sampling for a slot needs every token that was sampled for it before.
-    pub(crate) fn counts(&self, slot: Slot) -> bool {
-        self.state(slot).is_ok_and(|state| state.counts.is_some())
+    /// Returns whether sampling for a seat needs every token that was sampled for it before.
+    pub(crate) fn counts(&self, seat: Seat) -> bool {
+        self.state(seat).is_ok_and(|state| state.counts.is_some())
     }
 
-    /// Records a token that a step sampled for a slot. It is ignored if the step is older than the slot's current
+    /// Records a token that a step sampled for a seat. It is ignored if the step is older than the seat's current
     /// sequence.
-    pub(crate) fn push(&mut self, step: StepId, slot: Slot, token: u32) {
-        let state = self.states.get_mut(slot as usize).and_then(Option::as_mut).filter(|state| state.since <= step);
+    pub(crate) fn push(&mut self, step: StepId, seat: Seat, token: u32) {
+        let state = self.states.get_mut(seat as usize).and_then(Option::as_mut).filter(|state| state.since <= step);
         if let Some(counts) = state.and_then(|state| state.counts.as_mut()) {
             counts.push(token);
         }
     }
 }
 
-impl SlotState {
+impl SeatState {
     fn new(since: StepId, joined: &Joined) -> Self {
         let requested = &joined.params;
         let params = SampleParams {
