@@ -26,7 +26,7 @@ fn main() {
     if !std::env::args().any(|arg| arg == "--bench") {
         return;
     }
-    let Some(model) = octavo_models::testing::default_model() else { return };
+    let model = octavo_models::testing::default_model();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     runtime.block_on(measure(&model));
 }
@@ -100,5 +100,5 @@ async fn probe(server: &Server, times: &mut Vec<Duration>) {
 }
 
 fn usage(server: &Server) -> ProcessUsage {
-    ProcessUsage::of(server.pid()).expect("the server runs")
+    ProcessUsage::of_process(server.pid()).expect("the server runs")
 }

@@ -31,7 +31,7 @@ pub fn tokenizer(more: &[&str]) -> Tokenizer {
 
 /// Builds the tokenizer with a post-processor, which may be null.
 pub fn build(more: &[&str], post_processor: &Value, special: SpecialTokens) -> Tokenizer {
-    let words = WORDS.iter().map(|word| word.bytes().map(symbol).collect());
+    let words = WORDS.iter().map(|word| word.bytes().map(byte_character).collect());
     let added = SPECIALS.iter().chain(more).copied();
     let tokens: Vec<String> = (0..=255)
         .map(|byte| byte_character(byte).to_string())
