@@ -1,7 +1,7 @@
 // Mixtures of experts: the choice of experts, their order, their products and the sum of their outputs.
 //
 // Everything is on the device: the host knows only the numbers of tokens and pairs, so a launch can be captured.
-#include "gpu.h"
+#include "experts.h"
 #include "quant.h"
 
 // ------------------------------------------------------------------------------------------- choice
@@ -153,17 +153,17 @@ DEVICE void sort_pairs(const SortExpertsParams& p) {
             places[e] = place;
             tiles[e] = tile;
             place += counts[e];
-            tile += (counts[e] + EXPERT_ROWS - 1) / EXPERT_ROWS;
+            tile += (counts[e] + p.tile_rows - 1) / p.tile_rows;
         }
         p.tiles[0] = tile;
     }
     __syncthreads();
     for (u32 e = threadIdx.x; e < p.experts; e += blockDim.x) {
         u32* tile = p.tiles + 1 + 3 * tiles[e];
-        for (u32 done = 0; done < counts[e]; done += EXPERT_ROWS, tile += 3) {
+        for (u32 done = 0; done < counts[e]; done += p.tile_rows, tile += 3) {
             tile[0] = e;
             tile[1] = places[e] + done;
-            tile[2] = min(EXPERT_ROWS, counts[e] - done);
+            tile[2] = min(p.tile_rows, counts[e] - done);
         }
     }
     __syncthreads();
@@ -175,33 +175,14 @@ DEVICE void sort_pairs(const SortExpertsParams& p) {
 
 constexpr u32 EXPERT_OUTPUTS = 2;
 
-// The pairs of one expert that a CTA multiplies. Pairs beyond the last repeat it and are not written. If the experts are
-// heads, each has a pair of every token.
-struct ExpertTile {
-    u32 expert, count;
+// The pairs of a few rows.
+struct FewPairs : ExpertTile {
     u32 pairs[EXPERT_ROWS];
 
-    // Returns whether there is a tile of this index.
-    static DEVICE bool exists(const ExpertLinearParams& p, u32 index) {
-        return index < (p.heads ? p.heads * tiles_of_head(p) : p.tiles[0]);
-    }
-
-    static DEVICE u32 tiles_of_head(const ExpertLinearParams& p) { return (p.tokens + EXPERT_ROWS - 1) / EXPERT_ROWS; }
-
-    DEVICE ExpertTile(const ExpertLinearParams& p, u32 index) {
-        if (p.heads) {
-            const u32 first = index % tiles_of_head(p) * EXPERT_ROWS;
-            expert = index / tiles_of_head(p);
-            count = min(EXPERT_ROWS, p.tokens - first);
+    DEVICE FewPairs(const ExpertLinearParams& p) : ExpertTile(p, EXPERT_ROWS) {
+        if (count == 0) return;
 #pragma unroll
-            for (u32 i = 0; i < EXPERT_ROWS; ++i) pairs[i] = (first + min(i, count - 1)) * p.heads + expert;
-            return;
-        }
-        const u32* tile = p.tiles + 1 + 3 * index;
-        expert = tile[0];
-        count = tile[2];
-#pragma unroll
-        for (u32 i = 0; i < EXPERT_ROWS; ++i) pairs[i] = p.order[tile[1] + min(i, count - 1)];
+        for (u32 i = 0; i < EXPERT_ROWS; ++i) pairs[i] = pair(p, i);
     }
 
     template <class T>
@@ -228,13 +209,13 @@ struct ExpertTile {
 
 DEVICE u32 first_output() { return (blockIdx.y * (blockDim.x / 32) + warp_id()) * EXPERT_OUTPUTS; }
 
-// A warp computes EXPERT_OUTPUTS adjacent outputs of the pairs of a tile. Grid: tiles, outputs; of the tiles there may be
-// more than the second number of a grid can be.
+// A warp computes EXPERT_OUTPUTS adjacent outputs of a few pairs. Grid: tiles, outputs, parts of a tile; of the tiles there
+// may be more than the second number of a grid can be.
 template <class T>
 DEVICE void expert_gemv(const ExpertLinearParams& p) {
     const u32 n0 = first_output();
-    if (!ExpertTile::exists(p, blockIdx.x) || n0 >= p.n) return;
-    const ExpertTile tile(p, blockIdx.x);
+    const FewPairs tile(p);
+    if (tile.count == 0 || n0 >= p.n) return;
     const T* weight[EXPERT_OUTPUTS];
 #pragma unroll
     for (u32 j = 0; j < EXPERT_OUTPUTS; ++j)
@@ -259,7 +240,7 @@ DEVICE void expert_gemv(const ExpertLinearParams& p) {
 
 // Adds the products of a group, whose codes are multiplied with the activations as they are.
 template <class T>
-DEVICE void add_group(const ExpertLinearParams& p, const ExpertTile& tile, u32 at, const QuantGroup<8> (&weight)[EXPERT_OUTPUTS],
+DEVICE void add_group(const ExpertLinearParams& p, const FewPairs& tile, u32 at, const QuantGroup<8> (&weight)[EXPERT_OUTPUTS],
                       float (&sums)[EXPERT_ROWS][EXPERT_OUTPUTS]) {
     constexpr u32 HALF = 16;
 #pragma unroll
@@ -290,7 +271,7 @@ DEVICE void add_group(const ExpertLinearParams& p, const ExpertTile& tile, u32 a
 
 // Adds the products of a group of floating-point numbers.
 template <class T, class D>
-DEVICE void add_group(const ExpertLinearParams& p, const ExpertTile& tile, u32 at,
+DEVICE void add_group(const ExpertLinearParams& p, const FewPairs& tile, u32 at,
                       const NumberGroup<D, 8> (&weight)[EXPERT_OUTPUTS], float (&sums)[EXPERT_ROWS][EXPERT_OUTPUTS]) {
 #pragma unroll
     for (u32 word = 0; word < 8; ++word) {
@@ -312,8 +293,8 @@ DEVICE void add_group(const ExpertLinearParams& p, const ExpertTile& tile, u32 a
 template <class F, class T>
 DEVICE void expert_gemv_quant(const ExpertLinearParams& p) {
     const u32 n0 = first_output();
-    if (!ExpertTile::exists(p, blockIdx.x) || n0 >= p.n) return;
-    const ExpertTile tile(p, blockIdx.x);
+    const FewPairs tile(p);
+    if (tile.count == 0 || n0 >= p.n) return;
     const u32 groups = p.k / 32;
     float sums[EXPERT_ROWS][EXPERT_OUTPUTS] = {};
     for (u32 at = lane_id(); at < groups; at += 32) {

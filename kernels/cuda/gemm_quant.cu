@@ -1,23 +1,28 @@
 // Product of 16-bit activations with a quantised weight, on the tensor cores of sm_80 and later. It is for more rows
-// than MMVQ supports and too few to dequantise the weight first. Activations are not rounded; a weight's value is
-// rounded to their type.
+// than MMVQ supports and too few to dequantise the weight first, of a matrix or of an expert. Activations are not rounded;
+// a weight's value is rounded to their type.
 //
 // A CTA computes TILES_M * 16 rows of 16 outputs. Its warps take turns at pairs of groups of 32 inputs, and their sums
 // are added in order at the end, so a row's bits depend neither on TILES_M nor on the other rows. A lane builds its own
 // fragments, weights from codes and activations from memory. The assignment of a group's elements to the inputs of an
 // instruction is arbitrary if it is the same for both, so a lane takes the two words of four elements whose codes are
 // in one word of the plane.
+#include "experts.h"
 #include "linear.h"
 #include "quant.h"
 
-template <class F, class T, class O, int TILES_M>
-DEVICE void gemm_quant(const QuantLinearParams& p) {
-    constexpr u32 WARPS = 8, TILES_N = 2, SLOTS = TILES_M * TILES_N * 4;
+constexpr u32 WARPS = 8, TILES_N = 2, OUTPUTS = TILES_N * 8;
+
+// Computes OUTPUTS outputs from row `n0` on of a weight of `n` rows, whose first group is `weight_group`. The rows of a
+// lane's fragments are eight apart; `offset(i)` returns the number of elements before the i-th. `write(r, column, sum)`
+// gets the sums, by row and column of the tile.
+template <class F, class T, int TILES_M, class Offset, class Write>
+DEVICE void multiply_groups(const QuantWeight& weight, u64 weight_group, u32 n0, u32 n, u32 groups, const T* input,
+                            Offset offset, Write write) {
+    constexpr u32 SLOTS = TILES_M * TILES_N * 4;
     SHARED_ARRAY(float, partial, WARPS * SLOTS * 32);
     const u32 lane = lane_id(), line = lane / 4, part = lane % 4;
-    const u32 m0 = blockIdx.y * TILES_M * 16, n0 = blockIdx.x * TILES_N * 8;
-    const u32 groups = p.k / 32;
-    const T* input = (const T*)p.input + part * 4;
+    input += part * 4;
 
     float sums[TILES_M][TILES_N][4] = {};
     for (u32 pair = warp_id(); pair * 2 < groups; pair += WARPS) {
@@ -29,8 +34,8 @@ DEVICE void gemm_quant(const QuantLinearParams& p) {
             u32 b[TILES_N][2][2];
 #pragma unroll
             for (u32 j = 0; j < TILES_N; ++j) {
-                const u32 row = min(n0 + j * 8 + line, p.n - 1);
-                const auto group = F::template read<2>(p.weight, (u64)row * groups + at, part);
+                const u32 row = min(n0 + j * 8 + line, n - 1);
+                const auto group = F::template read<2>(weight, weight_group + (u64)row * groups + at, part);
 #pragma unroll
                 for (u32 half = 0; half < 2; ++half) {
                     float values[4];
@@ -41,10 +46,8 @@ DEVICE void gemm_quant(const QuantLinearParams& p) {
             }
 #pragma unroll
             for (u32 i = 0; i < TILES_M; ++i) {
-                // Rows beyond the last are computed as the last one and not written.
-                const u32 row = m0 + i * 16 + line;
-                const T* upper = input + ((u64)min(row, p.m - 1) * p.k + at * 32);
-                const T* lower = input + ((u64)min(row + 8, p.m - 1) * p.k + at * 32);
+                const T* upper = input + (offset(i * 2) + at * 32);
+                const T* lower = input + (offset(i * 2 + 1) + at * 32);
 #pragma unroll
                 for (u32 half = 0; half < 2; ++half) {
                     const uint2 x = load<4>(upper + half * 16).registers, y = load<4>(lower + half * 16).registers;
@@ -65,7 +68,34 @@ DEVICE void gemm_quant(const QuantLinearParams& p) {
         float sum = 0.0f;
 #pragma unroll
         for (u32 warp = 0; warp < WARPS; ++warp) sum += partial[(warp * SLOTS + slot) * 32 + of];
-        const u32 row = m0 + slot / 4 / TILES_N * 16 + slot % 4 / 2 * 8 + of / 4;
-        write_output<O>(p, row, n0 + slot / 4 % TILES_N * 8 + of % 4 * 2 + slot % 2, sum);
+        write(slot / 4 / TILES_N * 16 + slot % 4 / 2 * 8 + of / 4, slot / 4 % TILES_N * 8 + of % 4 * 2 + slot % 2, sum);
     }
+}
+
+template <class F, class T, class O, int TILES_M>
+DEVICE void gemm_quant(const QuantLinearParams& p) {
+    const u32 m0 = blockIdx.y * TILES_M * 16, n0 = blockIdx.x * OUTPUTS;
+    multiply_groups<F, T, TILES_M>(
+        p.weight, 0, n0, p.n, p.k / 32, (const T*)p.input,
+        // Rows beyond the last are computed as the last one and not written.
+        [&](u32 i) { return (u64)min(m0 + i * 8 + lane_id() / 4, p.m - 1) * p.k; },
+        [&](u32 row, u32 column, float sum) { write_output<O>(p, m0 + row, n0 + column, sum); });
+}
+
+// The same for the pairs of an expert. Grid: tiles, outputs, parts of a tile.
+template <class F, class T, int TILES_M>
+DEVICE void expert_gemm_quant(const ExpertLinearParams& p) {
+    const ExpertTile own(p, TILES_M * 16);
+    if (own.count == 0) return;
+    const u32 n0 = blockIdx.y * OUTPUTS, groups = p.k / 32;
+    u32 rows[TILES_M * 2];
+#pragma unroll
+    for (u32 i = 0; i < TILES_M * 2; ++i) rows[i] = own.pair(p, i * 8 + lane_id() / 4) / p.share;
+    const LinearParams output = own.template output<T>(p);
+    multiply_groups<F, T, TILES_M>(
+        p.quant, (u64)own.expert * p.n * groups, n0, p.n, groups, (const T*)p.input,
+        [&](u32 i) { return (u64)rows[i] * p.input_stride; },
+        [&](u32 row, u32 column, float sum) {
+            if (row < own.count) write_output<T>(output, own.pair(p, row), n0 + column, sum);
+        });
 }

@@ -1,9 +1,10 @@
-// Dense matrix product on the tensor cores of Volta: f16 operands with f32 accumulation.
+// Dense matrix product on the tensor cores of Volta, of a matrix or of experts: f16 operands with f32 accumulation.
 //
 // A CTA computes BM x BN outputs, a warp WM x WN of them. sm_70 has no asynchronous copies to shared memory, so a
 // thread loads its pieces of the next stage into registers before this stage is multiplied and stores them afterwards.
 // The sum of an output adds the inputs in steps of 4 from first to last for every tile, so tiles of all sizes give the
 // same bits.
+#include "experts.h"
 #include "linear.h"
 
 // A thread's 16-byte pieces of a tile of ROWS rows.
@@ -12,13 +13,16 @@ struct Pieces {
     static constexpr u32 COUNT = (ROWS * PIECES + THREADS - 1) / THREADS;
     uint4 held[COUNT];
 
-    // Reads the inputs from `k0` on of the rows from `row0` on of a matrix [rows, k], with zeros beyond it.
-    DEVICE void read(const f16* matrix, u32 rows, u32 k, u32 row0, u32 k0) {
+    // Reads the inputs from `k0` on of rows of `k` inputs, with zeros beyond them. `row(r, valid)` returns the address of
+    // row r and clears `valid` if there is no such row.
+    template <class Row>
+    DEVICE void read(u32 k, u32 k0, Row row) {
 #pragma unroll
         for (u32 i = 0; i < COUNT; ++i) {
-            u32 at = threadIdx.x + i * THREADS, row = row0 + at / PIECES, column = k0 + at % PIECES * 8;
-            bool valid = at < ROWS * PIECES && row < rows && column < k;
-            held[i] = valid ? *(const uint4*)(matrix + ((u64)row * k + column)) : make_uint4(0, 0, 0, 0);
+            u32 at = threadIdx.x + i * THREADS, column = k0 + at % PIECES * 8;
+            bool valid = at < ROWS * PIECES && column < k;
+            const f16* from = row(at / PIECES, valid);
+            held[i] = valid ? *(const uint4*)(from + column) : make_uint4(0, 0, 0, 0);
         }
     }
 
@@ -33,42 +37,48 @@ struct Pieces {
     }
 };
 
-template <class O, int BM, int BN, int WM, int WN>
-DEVICE void gemm_volta(const LinearParams& p) {
-    constexpr u32 WARPS_N = BN / WN, THREADS = BM / WM * WARPS_N * 32;
+template <int BM, int BN, int WM, int WN>
+struct VoltaTile {
+    static constexpr u32 WARPS_N = BN / WN, THREADS = BM / WM * WARPS_N * 32;
     // An instruction multiplies four 8x8 tiles, one per eight lanes: here the quarters of a 16x16 tile by bit 2 of row
     // and column, so that eight lanes that load together have eight adjacent rows of an operand, in different banks.
-    constexpr u32 TILES_M = WM / 16, TILES_N = WN / 16;
-    constexpr u32 STAGE = (BM + BN) * STAGE_INPUTS;
+    static constexpr u32 TILES_M = WM / 16, TILES_N = WN / 16;
+    static constexpr u32 STAGE = (BM + BN) * STAGE_INPUTS;
     static_assert(WM % 16 == 0 && WN % 16 == 0, "a warp's part is of whole tensor-core tiles");
 
-    DYNAMIC_SHARED(shared);
-    f16* stages = (f16*)shared;
-    const u32 lane = lane_id();
-    const u32 m0 = blockIdx.x * BM, n0 = blockIdx.y * BN;
-    const u32 warp_m = warp_id() / WARPS_N * WM, warp_n = warp_id() % WARPS_N * WN;
-    const u32 steps = (p.k + STAGE_INPUTS - 1) / STAGE_INPUTS;
-    const u32 line_m = lane % 4 + lane / 8 % 2 * 4 + lane / 16 * 8, line_n = lane % 8 + lane / 16 * 8;
-
-    Pieces<BM, THREADS> input;
-    Pieces<BN, THREADS> weight;
-    auto read = [&](u32 step) {
-        input.read((const f16*)p.input, p.m, p.k, m0, step * STAGE_INPUTS);
-        weight.read((const f16*)p.weight, p.n, p.k, n0, step * STAGE_INPUTS);
-    };
-    auto write = [&](u32 step) {
-        f16* stage = stages + step % 2 * STAGE;
-        input.write(stage);
-        weight.write(stage + BM * STAGE_INPUTS);
-    };
-
+    // Row and column in the tile of this warp's part.
+    u32 warp_m = warp_id() / WARPS_N * WM, warp_n = warp_id() % WARPS_N * WN;
     float sums[TILES_M][TILES_N][8] = {};
-    read(0);
-    write(0);
-    __syncthreads();
-    for (u32 step = 0; step < steps; ++step) {
-        if (step + 1 < steps) read(step + 1);
-        const f16* a = stages + step % 2 * STAGE;
+
+    // Adds the products of the rows of the input and of the weight, which are as in Pieces::read.
+    template <class Input, class Weight>
+    DEVICE void run(f16* stages, u32 k, Input input_row, Weight weight_row) {
+        const u32 steps = (k + STAGE_INPUTS - 1) / STAGE_INPUTS;
+        Pieces<BM, THREADS> input;
+        Pieces<BN, THREADS> weight;
+        auto read = [&](u32 step) {
+            input.read(k, step * STAGE_INPUTS, input_row);
+            weight.read(k, step * STAGE_INPUTS, weight_row);
+        };
+        auto write = [&](u32 step) {
+            f16* stage = stages + step % 2 * STAGE;
+            input.write(stage);
+            weight.write(stage + BM * STAGE_INPUTS);
+        };
+        read(0);
+        write(0);
+        __syncthreads();
+        for (u32 step = 0; step < steps; ++step) {
+            if (step + 1 < steps) read(step + 1);
+            multiply(stages + step % 2 * STAGE);
+            // All threads left the other stage before the last barrier.
+            if (step + 1 < steps) write(step + 1);
+            __syncthreads();
+        }
+    }
+
+    DEVICE void multiply(const f16* a) {
+        const u32 lane = lane_id(), line_m = lane % 4 + lane / 8 % 2 * 4 + lane / 16 * 8, line_n = lane % 8 + lane / 16 * 8;
         const f16* b = a + BM * STAGE_INPUTS;
 #pragma unroll
         for (u32 piece = 0; piece < PIECES; ++piece) {
@@ -92,15 +102,58 @@ DEVICE void gemm_volta(const LinearParams& p) {
                         mma_m8n8k4_row_col(sums[i][j], a_four, b_four);
                     }
         }
-        // All threads left the other stage before the last barrier.
-        if (step + 1 < steps) write(step + 1);
-        __syncthreads();
     }
 
-    const u32 row = m0 + warp_m + lane % 2 + lane / 8 % 2 * 4 + lane / 16 * 8, col = n0 + warp_n + (lane & 6);
-    // Each 16x16 is four pairs per thread: the second is two rows down, the third and fourth are eight columns on.
-    write_pairs<O>(p, (float (&)[TILES_M * TILES_N * 4][2])sums, [&](u32 i) {
-        const u32 tile = i / 4;
-        return make_uint2(row + tile / TILES_N * 16 + i % 2 * 2, col + tile % TILES_N * 16 + i / 2 % 2 * 8);
-    });
+    // Writes the outputs. `row(r)` returns the row of the output for row r of the tile; the first column is `n0`.
+    template <class O, class Row>
+    DEVICE void write(const LinearParams& p, u32 n0, Row row) {
+        const u32 lane = lane_id();
+        const u32 line = warp_m + lane % 2 + lane / 8 % 2 * 4 + lane / 16 * 8, col = n0 + warp_n + (lane & 6);
+        // Each 16x16 is four pairs per thread: the second is two rows down, the third and fourth are eight columns on.
+        write_pairs<O>(p, (float (&)[TILES_M * TILES_N * 4][2])sums, [&](u32 i) {
+            const u32 tile = i / 4;
+            return make_uint2(row(line + tile / TILES_N * 16 + i % 2 * 2), col + tile % TILES_N * 16 + i / 2 % 2 * 8);
+        });
+    }
+};
+
+template <class O, int BM, int BN, int WM, int WN>
+DEVICE void gemm_volta(const LinearParams& p) {
+    DYNAMIC_SHARED(shared);
+    const u32 m0 = blockIdx.x * BM, n0 = blockIdx.y * BN;
+    auto row_of = [&](const void* matrix, u32 rows, u32 r, bool& valid) {
+        valid = valid && r < rows;
+        return (const f16*)matrix + (u64)r * p.k;
+    };
+    VoltaTile<BM, BN, WM, WN> tile;
+    tile.run((f16*)shared, p.k, [&](u32 r, bool& valid) { return row_of(p.input, p.m, m0 + r, valid); },
+             [&](u32 r, bool& valid) { return row_of(p.weight, p.n, n0 + r, valid); });
+    tile.template write<O>(p, n0, [&](u32 r) { return m0 + r; });
+}
+
+// The same for the pairs of an expert. Grid: tiles, outputs, parts of a tile.
+template <int BM, int BN, int WM, int WN>
+DEVICE void expert_volta(const ExpertLinearParams& p) {
+    using Tile = VoltaTile<BM, BN, WM, WN>;
+    SHARED_ARRAY(u32, pairs, BM);
+    const ExpertTile own(p, BM);
+    if (own.count == 0) return;
+    for (u32 r = threadIdx.x; r < BM; r += Tile::THREADS) pairs[r] = own.pair(p, r);
+    __syncthreads();
+
+    DYNAMIC_SHARED(shared);
+    const u32 n0 = blockIdx.y * BN;
+    Tile tile;
+    tile.run(
+        (f16*)shared, p.k,
+        [&](u32 r, bool& valid) {
+            valid = valid && r < own.count;
+            return (const f16*)p.input + (u64)(pairs[r % BM] / p.share) * p.input_stride;
+        },
+        [&](u32 r, bool& valid) {
+            valid = valid && n0 + r < p.n;
+            return (const f16*)p.weight + ((u64)own.expert * p.n + n0 + r) * p.k;
+        });
+    tile.template write<f16>(own.template output<f16>(p), n0,
+                             [&](u32 r) { return r < own.count ? pairs[r] : ExpertTile::NO_PAIR; });
 }

@@ -321,6 +321,8 @@ struct SortExpertsParams {
     u32* tiles;         // the number of tiles; then for each its expert, its first place in order, its number of pairs
     u32 pairs;
     u32 experts;
+    u32 tile_rows;      // maximum number of pairs of a tile
+    u32 reserved;
 };
 
 struct ExpertLinearParams {
@@ -339,6 +341,8 @@ struct ExpertLinearParams {
     u32 out_stride;
     u32 heads;        // number of heads, each of which is the expert of a pair of every token; 0: order and tiles are used
     u32 tokens;       // number of tokens, for heads
+    u32 tile_rows;    // maximum number of pairs of a tile of the list
+    u32 reserved;
 };
 
 struct ExpertSumParams {

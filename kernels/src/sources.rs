@@ -26,6 +26,8 @@ sources! {
     IMAGES = "cuda/images.cu",
     /// Mixtures of experts.
     EXPERTS = "cuda/experts.cu",
+    /// Products of many rows with the weights of experts, on the tensor cores of sm_80 and later.
+    EXPERT_MMA = "cuda/expert_mma.cu",
     /// Operations after the qkv projection.
     QKV_POST = "cuda/qkv_post.cu",
     /// Operations of latent attention before attention itself.
@@ -42,7 +44,7 @@ sources! {
     ATTENTION_LATENT = "cuda/attention_latent.cu",
     /// Dense product of 16-bit types on the tensor cores of sm_80 and later.
     GEMM_MMA = "cuda/gemm_mma.cu",
-    /// Dense product of f16 on the tensor cores of Volta.
+    /// Dense product of f16 on the tensor cores of Volta, of a matrix or of experts.
     GEMM_VOLTA = "cuda/gemm_volta.cu",
     /// Dense product in f32.
     GEMM_F32 = "cuda/gemm_f32.cu",
@@ -63,8 +65,10 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("gpu.h", include_str!("../include/gpu.h")),
     ("params.h", include_str!("../include/params.h")),
     ("attention.h", include_str!("../include/attention.h")),
+    ("experts.h", include_str!("../include/experts.h")),
     ("linear.h", include_str!("../include/linear.h")),
     ("rope.h", include_str!("../include/rope.h")),
     ("splits.h", include_str!("../include/splits.h")),
     ("quant.h", include_str!("../include/quant.h")),
+    ("tiles.h", include_str!("../include/tiles.h")),
 ];

@@ -409,6 +409,7 @@ def gguf_blocks(path, seed):
     scales = {
         Q.Q4_0: [0], Q.Q4_1: [0, 2], Q.Q5_0: [0], Q.Q5_1: [0, 2], Q.Q8_0: [0], Q.Q2_K: [80, 82], Q.Q3_K: [108],
         Q.Q4_K: [0, 2], Q.Q5_K: [0, 2], Q.Q6_K: [208], Q.IQ4_NL: [0], Q.IQ4_XS: [0], Q.MXFP4: [],
+        Q.IQ1_S: [0], Q.IQ1_M: [], Q.IQ2_XXS: [0], Q.IQ2_XS: [0], Q.IQ2_S: [0], Q.IQ3_XXS: [0], Q.IQ3_S: [0],
     }
     out = {}
     for kind in [Q.F32, Q.F16, Q.BF16, *scales]:
@@ -423,6 +424,9 @@ def gguf_blocks(path, seed):
                 data[:, at:at + 2] = scale.view(np.uint8).reshape(4, 2)
             if kind == Q.MXFP4:
                 data[:, 0] = [0, 1, 120, 130]
+            if kind == Q.IQ1_M:
+                # A quarter of the scale is in the upper half of every other byte. This one is less than 1.
+                data[:, 55] = data[:, 55] & 15 | 0x20
             data = data.reshape(-1)
         typed = data.view({Q.F32: np.float32, Q.F16: np.float16}.get(kind, np.uint8))
         out[f"{kind.name}.bytes"] = data

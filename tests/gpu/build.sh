@@ -54,7 +54,7 @@ OCTAVO_CUDA_LIBS=$libraries "$programs/octavo" kernels build --output "$stage/sh
     --arch "${OCTAVO_GPU_ARCH:-sm_80,sm_89,sm_90a,compute_70}" ${OCTAVO_GPU_ONLY_KERNELS:+--only "$OCTAVO_GPU_ONLY_KERNELS"}
 
 cp -r models/testdata "$stage/testdata"
-cp models/shapes/qwen3-8b/config.json "$stage/qwen3-8b.json"
+for shape in qwen3-8b qwen3-30b-a3b; do cp "models/shapes/$shape/config.json" "$stage/$shape.json"; done
 changed=$(git status --porcelain --untracked-files=no)
 echo "$(git rev-parse --short HEAD)${changed:+-changed}" >"$stage/COMMIT"
 

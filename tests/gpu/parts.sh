@@ -105,6 +105,17 @@ bench_kernels() {
         --output-json "$out/kernels.json"
 }
 
+# The products with the weights of experts at the sizes of Qwen3-30B-A3B. From 65 rows on they are multiplied by tensor cores.
+bench_experts() {
+    local ceilings folder=$scratch/experts
+    measured_ceilings
+    mkdir -p "$folder"
+    cp "$suite/qwen3-30b-a3b.json" "$folder/config.json"
+    "$suite/bin/octavo" bench kernels "$folder" --filter expert --min-time "$min_time" \
+        --batch-sizes "${OCTAVO_GPU_EXPERT_ROWS:-1,8,64,65,256}" --prefill 2048,8192 "${ceilings[@]}" \
+        --output-json "$out/experts.json"
+}
+
 # A folder that holds the shape of Qwen3-8B, and the tokenizer of a test checkpoint.
 shape() {
     local folder=$scratch/shape

@@ -211,8 +211,8 @@ def steps(results):
     return text
 
 
-def kernels(results):
-    measured = results.json("kernels.json")
+def kernels(results, name):
+    measured = results.json(name)
     if not measured:
         return ""
     rows = []
@@ -296,7 +296,8 @@ def page(paths):
         section("Serving", serving(results)),
         section("Conversation", conversation(results)),
         section("Compilers", compilers(results)),
-        section("Kernels", kernels(results)),
+        section("Kernels", kernels(results, "kernels.json")),
+        section("Experts", kernels(results, "experts.json")),
     ]
     return "\n".join([title, *filter(None, sections)])
 

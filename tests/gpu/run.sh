@@ -10,7 +10,7 @@ root=$(cd "$here/../.." && pwd)
 # Parts of each slot, the most information per second first, with the most seconds that each may take. The last part of a slot takes
 # what the others left.
 slot1=(limits:30 smoke:75 bench_kernels:150 roofline:150 ncu:70 correctness:540)
-slot2=(compilers:60 sanitizer:200 volta:180 correctness:540)
+slot2=(compilers:60 bench_experts:40 sanitizer:200 volta:180 correctness:540)
 slot3=(conversation:75 agreement:90 serving:180 pytorch:540)
 # Seconds of a slot, and of any part of it.
 slot_limit=${OCTAVO_GPU_SLOT_LIMIT:-540}

@@ -1,6 +1,7 @@
 //! A simulated executor, which computes nothing and takes as long as a device would.
 //!
-//! A step takes the roofline bound of its program on the device plus a fixed overhead; steps run one after the other, as
+//! A step takes the sum of the roofline bounds of its ops on the device plus a fixed overhead: an op that is bound by
+//! memory does not hide one that is bound by arithmetic. Steps run one after the other, as
 //! on a GPU's stream, while up to two are in flight. Tokens are pseudo-random, a function of the prompt, the request's
 //! seed and the output position alone, so that batching, chunking and preemption cannot change them.
 
@@ -15,7 +16,7 @@ use octavo_engine::{
     Slot, StepId, StepMasks, StepOutput, StepPlan, TokenOutput,
 };
 use octavo_ops::Program;
-use octavo_ops::cost::{ElementBytes, StepShape, step_cost};
+use octavo_ops::cost::{ElementBytes, StepShape, op_cost};
 
 use crate::Device;
 
@@ -160,9 +161,10 @@ impl SimulatedExecutor {
         self.shape.sequences.clear();
         let sizes = plan.sequences.iter().map(|s| (s.tokens.len(), s.first_position as usize + s.tokens.len()));
         self.shape.sequences.extend(sizes);
-        let cost = step_cost(&self.program, &self.shape, self.config.elements);
-        let seconds = cost.roofline_seconds(self.device.bandwidth, self.device.peak_flops);
-        self.device.step_overhead + Duration::from_secs_f64(seconds)
+        let Self { program, shape, device, config, .. } = self;
+        let bound =
+            |op| op_cost(program, op, shape, config.elements).roofline_seconds(device.bandwidth, device.peak_flops);
+        device.step_overhead + Duration::from_secs_f64(program.ops.iter().map(bound).sum())
     }
 
     /// Simulated time.

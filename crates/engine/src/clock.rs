@@ -1,4 +1,5 @@
-//! The estimate of how long a step takes, which bounds steps in time and weighs the work of clients.
+//! The estimate of how long a step takes, which bounds steps in time, weighs the work of clients and tells a long step
+//! from a device that hangs.
 
 use std::time::Duration;
 
@@ -53,6 +54,14 @@ const SHARES: f64 = 4.0;
 /// Range of the factors between nominal and measured time.
 const FACTOR: (f64, f64) = (1e-9, 1e9);
 
+/// Time that a step may take before the device counts as hung, in times of its estimate: before any step has been
+/// measured, and afterwards.
+const PATIENCE: (f64, f64) = (32.0, 8.0);
+
+/// Number of tokens of the decoder that take about as long as a token of an image takes in the encoder, which computes a
+/// row for each of its patches.
+const ROWS_OF_IMAGE_TOKEN: usize = 4;
+
 /// A cost model with measured speeds.
 pub(crate) struct StepClock {
     cost: Box<dyn StepCost>,
@@ -89,6 +98,15 @@ impl StepClock {
     /// Returns the estimated time of some work, in seconds.
     pub(crate) fn seconds(&self, work: &StepWork) -> f64 {
         work.parts().iter().zip(&self.factors).map(|(part, factor)| part * factor).sum()
+    }
+
+    /// Returns the time that a step may take before the device counts as hung. The step also encodes images of
+    /// `image_tokens` tokens, about which the cost model knows nothing.
+    pub(crate) fn patience(&self, work: &StepWork, image_tokens: usize) -> Duration {
+        let rows = image_tokens * ROWS_OF_IMAGE_TOKEN;
+        let images = self.seconds(&self.share(rows, rows, 0));
+        let times = if self.measured == 0 { PATIENCE.0 } else { PATIENCE.1 };
+        Duration::try_from_secs_f64(times * (self.seconds(work) + images)).unwrap_or(Duration::MAX)
     }
 
     /// Moves the estimate towards a measured step. Each kind of work takes the blame in proportion to its share of the
@@ -166,6 +184,18 @@ mod tests {
         let usual = work(1.0, 20.0, 20.0);
         clock.measure(&usual, Duration::from_secs(3600));
         assert!(error(&clock, &usual) < 0.5, "{}", clock.seconds(&usual));
+    }
+
+    #[test]
+    fn patience_follows_the_estimate_and_counts_images() {
+        let usual = work(1.0, 100.0, 1.0);
+        let new = StepClock::new(Box::new(UnitCost), None);
+        assert_eq!(new.patience(&usual, 0), Duration::from_secs(102 * 32), "nominal speed may be far off");
+        let clock = measured();
+        let [plain, image] = [0, 50].map(|tokens| clock.patience(&usual, tokens).as_secs_f64());
+        let expected = 8.0 * device(&usual).as_secs_f64();
+        assert!((plain / expected - 1.0).abs() < 0.15, "{plain} instead of {expected}");
+        assert!(image > 2.5 * plain, "{image}");
     }
 
     #[test]

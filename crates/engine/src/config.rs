@@ -29,7 +29,7 @@ impl SchedulingPolicy {
 }
 
 /// Limits of the engine. They do not change while it runs.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct EngineConfig {
     /// Maximum number of prompt and generated tokens of one sequence.
     pub max_model_len: usize,
@@ -57,13 +57,16 @@ pub struct EngineConfig {
     /// Maximum number of tokens of one prompt in a step that has other requests; 0 means no limit. Needs chunked
     /// prefill.
     pub long_prefill_token_threshold: usize,
+    /// Share of the KV blocks, 0 to 1, that an admission leaves free while others run, so that those find blocks for their
+    /// output and are not preempted.
+    pub watermark: f64,
     /// Maximum number of requests that wait for their first admission.
     pub max_queued_requests: usize,
     /// Maximum number of prompt tokens that wait for their first admission. A single longer prompt is accepted if no
     /// other waits.
     pub max_queued_tokens: usize,
-    /// Time without progress on work after which the engine counts as stuck and liveness probes fail. It must be longer
-    /// than the longest step.
+    /// Time without progress on work after which the engine counts as stuck and liveness probes fail. It is extended for
+    /// steps that are expected to take long, by the executor's cost model and the measured speed.
     pub stuck_after: Duration,
 }
 
@@ -80,6 +83,7 @@ impl Default for EngineConfig {
             prefix_seed: None,
             enable_chunked_prefill: true,
             long_prefill_token_threshold: 0,
+            watermark: 0.01,
             max_queued_requests: 8192,
             max_queued_tokens: 16 << 20,
             stuck_after: Duration::from_secs(120),

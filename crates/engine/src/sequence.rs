@@ -73,6 +73,10 @@ pub(crate) struct Sequence {
     pub(crate) residence: Residence,
     /// Whether the executor knows that the sequence has its slot.
     pub(crate) joined: bool,
+    /// Whether a step has passed the sequence over while it waited, so that later ones may have overtaken it.
+    pub(crate) deferred: bool,
+    /// Number of steps that have passed it over for want of a budget of the step.
+    pub(crate) passes: u32,
     /// Number of preemptions. A planned row carries the count, so that rows from before a preemption are recognised.
     pub(crate) preemptions: u32,
     /// Maximum number of prompt and output tokens together.
@@ -128,6 +132,8 @@ impl Sequence {
             parent_n,
             residence: Residence::Waiting,
             joined: false,
+            deferred: false,
+            passes: 0,
             preemptions: 0,
             limit,
             pending: 0,
@@ -225,6 +231,14 @@ impl Sequence {
         self.joined = false;
         self.submitted = cached;
         self.retired = cached;
+    }
+
+    /// Counts the tokens up to `position` as submitted, because the sequence has got blocks that hold them.
+    pub(crate) fn skip_to(&mut self, position: usize) {
+        if self.preemptions == 0 && position > self.submitted {
+            self.cached_tokens += (position - self.submitted) as u32;
+        }
+        self.submitted = position;
     }
 
     /// Takes the slot away; the caller takes the blocks. A pending token stays pending, because its step computes it

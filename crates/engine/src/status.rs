@@ -29,7 +29,9 @@ pub struct EngineStatus {
     pub blocks_total: usize,
     /// Time since the engine last made progress; zero when it is idle.
     pub last_step_age: Duration,
-    /// [`EngineConfig::stuck_after`](crate::EngineConfig::stuck_after).
+    /// Time without progress after which the engine counts as stuck:
+    /// [`EngineConfig::stuck_after`](crate::EngineConfig::stuck_after), or more if the steps in flight are expected to
+    /// take long.
     pub stuck_after: Duration,
 }
 
@@ -43,6 +45,10 @@ impl EngineStatus {
 /// Value of `progress` for an idle engine.
 const IDLE: u64 = u64::MAX;
 
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).map_or(IDLE - 1, |millis| millis.min(IDLE - 1))
+}
+
 /// Status cells that the engine thread writes.
 pub(crate) struct StatusCells {
     started: Instant,
@@ -51,13 +57,17 @@ pub(crate) struct StatusCells {
     preempted: AtomicUsize,
     blocks_used: AtomicUsize,
     blocks_total: usize,
-    stuck_after: Duration,
+    /// Least value of `patience`, in milliseconds.
+    stuck_after: u64,
+    /// Milliseconds without progress after which the engine counts as stuck.
+    patience: AtomicU64,
     /// Milliseconds from `started` to the last progress, or [`IDLE`].
     progress: AtomicU64,
 }
 
 impl StatusCells {
     pub(crate) fn new(blocks_total: usize, stuck_after: Duration) -> Self {
+        let stuck_after = millis(stuck_after);
         Self {
             started: Instant::now(),
             state: AtomicU8::new(EngineState::Running as u8),
@@ -66,6 +76,7 @@ impl StatusCells {
             blocks_used: AtomicUsize::new(0),
             blocks_total,
             stuck_after,
+            patience: AtomicU64::new(stuck_after),
             progress: AtomicU64::new(IDLE),
         }
     }
@@ -83,8 +94,12 @@ impl StatusCells {
 
     /// Records that the engine made progress.
     pub(crate) fn progress(&self) {
-        let elapsed = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(IDLE - 1);
-        self.progress.store(elapsed, Relaxed);
+        self.progress.store(millis(self.started.elapsed()), Relaxed);
+    }
+
+    /// Sets the time without progress after which the engine counts as stuck, if it is more than the configured one.
+    pub(crate) fn set_patience(&self, patience: Duration) {
+        self.patience.store(self.stuck_after.max(millis(patience)), Relaxed);
     }
 
     /// Records that the engine is idle.
@@ -110,7 +125,7 @@ impl StatusCells {
             blocks_used: self.blocks_used.load(Relaxed),
             blocks_total: self.blocks_total,
             last_step_age,
-            stuck_after: self.stuck_after,
+            stuck_after: Duration::from_millis(self.patience.load(Relaxed)),
         }
     }
 }
@@ -131,6 +146,10 @@ mod tests {
         assert!(!status.stuck());
         status.last_step_age = Duration::from_secs(30);
         assert!(status.stuck());
+        cells.set_patience(Duration::from_secs(7));
+        assert_eq!(cells.read(0).stuck_after, Duration::from_secs(30), "never less than configured");
+        cells.set_patience(Duration::from_secs(70));
+        assert_eq!(cells.read(0).stuck_after, Duration::from_secs(70));
         cells.idle();
         assert_eq!(cells.read(0).last_step_age, Duration::ZERO);
     }

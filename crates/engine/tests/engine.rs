@@ -4,12 +4,13 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use octavo_engine::mock::{FailurePoint, MockConfig, MockExecutor, MockFailure};
 use octavo_engine::{
     Engine, EngineConfig, EngineHandle, EngineState, Executor, ExecutorError, FinishReason, KvCacheSpec, Request,
-    RequestEvent, RequestStream, SamplingParams, StepId, StepMasks, StepOutput, StepPlan, SubmitError, Task,
+    RequestEvent, RequestStream, SamplingParams, StepCost, StepId, StepMasks, StepOutput, StepPlan, StepWork,
+    SubmitError, Task,
 };
 use octavo_telemetry::EngineMetrics;
 
@@ -65,12 +66,14 @@ struct Gated {
     /// A step ends when a message arrives or the sender is dropped.
     gate: Receiver<()>,
     oldest: StepId,
+    /// Whether it has a cost model.
+    has_cost: bool,
 }
 
 fn gated(config: MockConfig) -> (Gated, Receiver<StepId>, Sender<()>) {
     let (reached, steps) = channel();
     let (open, gate) = channel();
-    (Gated { inner: MockExecutor::new(config), reached, gate, oldest: 1 }, steps, open)
+    (Gated { inner: MockExecutor::new(config), reached, gate, oldest: 1, has_cost: false }, steps, open)
 }
 
 impl Executor for Gated {
@@ -80,6 +83,10 @@ impl Executor for Gated {
 
     fn vocab_size(&self) -> usize {
         self.inner.vocab_size()
+    }
+
+    fn step_cost(&self) -> Option<Box<dyn StepCost>> {
+        self.has_cost.then(|| Box::new(SecondEach) as Box<dyn StepCost>)
     }
 
     fn submit(&mut self, plan: StepPlan) -> Result<(), ExecutorError> {
@@ -228,38 +235,158 @@ fn a_fatal_error_fails_the_engine() {
     assert_eq!(handle.submit(request(&[1], 1)).unwrap_err(), SubmitError::Stopped);
 }
 
-#[test]
-fn readers_survive_a_panic_of_the_engine_thread() {
-    struct Panics(MockExecutor);
-    impl Executor for Panics {
-        fn kv_cache_spec(&self) -> &KvCacheSpec {
-            self.0.kv_cache_spec()
-        }
-        fn vocab_size(&self) -> usize {
-            self.0.vocab_size()
-        }
-        fn submit(&mut self, plan: StepPlan) -> Result<(), ExecutorError> {
-            self.0.submit(plan)
-        }
-        fn sample(&mut self, step: StepId, masks: StepMasks) -> Result<(), ExecutorError> {
-            self.0.sample(step, masks)
-        }
-        fn wait(&mut self) -> Result<StepOutput, ExecutorError> {
-            panic!("the device is on fire")
+/// A call of the engine to its executor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Call {
+    Submit,
+    Sample,
+    Wait,
+    Recycle,
+    SpareMasks,
+}
+
+/// A mock executor that panics at a call.
+struct Panics {
+    inner: MockExecutor,
+    at: Call,
+    /// Number of such calls that succeed.
+    after: usize,
+}
+
+impl Panics {
+    fn reach(&mut self, call: Call) {
+        if call == self.at {
+            self.after = self.after.checked_sub(1).expect("the device is on fire");
         }
     }
-    let engine = spawn(Panics(MockExecutor::new(MockConfig::default())), EngineConfig::default());
-    let handle = engine.handle();
-    let streams: Vec<_> = (0..3).filter_map(|n| handle.submit(request(&[n], 5)).ok()).collect();
-    assert!(!streams.is_empty());
-    block_on(async {
-        for stream in streams {
-            assert!(matches!(finish(&drain(stream).await), FinishReason::Error(_)));
+}
+
+impl Executor for Panics {
+    fn kv_cache_spec(&self) -> &KvCacheSpec {
+        self.inner.kv_cache_spec()
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.inner.vocab_size()
+    }
+
+    fn max_in_flight(&self) -> usize {
+        self.inner.max_in_flight()
+    }
+
+    fn submit(&mut self, plan: StepPlan) -> Result<(), ExecutorError> {
+        self.reach(Call::Submit);
+        self.inner.submit(plan)
+    }
+
+    fn sample(&mut self, step: StepId, masks: StepMasks) -> Result<(), ExecutorError> {
+        self.reach(Call::Sample);
+        self.inner.sample(step, masks)
+    }
+
+    fn wait(&mut self) -> Result<StepOutput, ExecutorError> {
+        self.reach(Call::Wait);
+        self.inner.wait()
+    }
+
+    fn recycle(&mut self, rows: Vec<octavo_engine::TokenOutput>) {
+        self.reach(Call::Recycle);
+        self.inner.recycle(rows);
+    }
+
+    fn spare_masks(&mut self) -> StepMasks {
+        self.reach(Call::SpareMasks);
+        self.inner.spare_masks()
+    }
+}
+
+/// Allows every token.
+struct Anything;
+
+impl octavo_engine::Constraint for Anything {
+    fn fill_mask(&mut self, mask: &mut [u32]) {
+        mask.fill(u32::MAX);
+    }
+
+    fn accept(&mut self, _token: u32) -> bool {
+        true
+    }
+
+    fn rollback(&mut self, _tokens: usize) {}
+}
+
+/// Every request ends, also one that ends in the turn of the panic, whose reader waits to be woken.
+#[test]
+fn readers_survive_a_panic_at_any_call_of_the_executor() {
+    for (at, max_in_flight) in [Call::Submit, Call::Sample, Call::Wait, Call::Recycle, Call::SpareMasks]
+        .into_iter()
+        .flat_map(|call| [(call, 1), (call, 2)])
+    {
+        for after in [0, 1, 3] {
+            // Steps take long enough for all readers to wait.
+            let mock = MockConfig { step_latency: Duration::from_millis(3), max_in_flight, ..MockConfig::default() };
+            let engine = spawn(Panics { inner: MockExecutor::new(mock), at, after }, EngineConfig::default());
+            let handle = engine.handle();
+            let submit = |tokens| {
+                let constraint: Option<Box<dyn octavo_engine::Constraint>> = Some(Box::new(Anything));
+                handle.submit(Request { constraint, ..request(&[tokens], tokens) }).ok()
+            };
+            let streams: Vec<_> = (1..8).filter_map(submit).collect();
+            assert!(!streams.is_empty());
+            let (done, ended) = channel();
+            let reader = std::thread::spawn(move || {
+                block_on(async {
+                    for stream in streams {
+                        let events = drain(stream).await;
+                        assert!(matches!(finish(&events), FinishReason::Error(_) | FinishReason::Length));
+                    }
+                });
+                done.send(()).unwrap();
+            });
+            let woken = ended.recv_timeout(Duration::from_secs(60));
+            assert!(
+                woken.is_ok(),
+                "a reader waits for ever after a panic at {at:?} number {after}, {max_in_flight} deep"
+            );
+            reader.join().unwrap();
+            engine.join();
+            assert_eq!(handle.status().state, EngineState::Failed, "{at:?}");
+            assert_eq!(handle.submit(request(&[1], 1)).unwrap_err(), SubmitError::Stopped);
         }
-    });
-    engine.join();
-    assert_eq!(handle.status().state, EngineState::Failed);
-    assert_eq!(handle.submit(request(&[1], 1)).unwrap_err(), SubmitError::Stopped);
+    }
+}
+
+/// Expects a second for each token of a step.
+struct SecondEach;
+
+impl StepCost for SecondEach {
+    fn step(&self) -> StepWork {
+        StepWork::default()
+    }
+
+    fn share(&self, tokens: usize, _context: usize, _rows: usize) -> StepWork {
+        StepWork { tokens: tokens as f64, ..StepWork::default() }
+    }
+}
+
+#[test]
+fn an_engine_is_stuck_when_a_step_takes_longer_than_expected() {
+    let config = EngineConfig { stuck_after: Duration::from_millis(20), ..EngineConfig::default() };
+    for (has_cost, expected) in [(false, Duration::from_millis(20)), (true, Duration::from_secs(32 * 40))] {
+        let (mut executor, steps, open) = gated(MockConfig::default());
+        executor.has_cost = has_cost;
+        let engine = spawn(executor, config.clone());
+        let handle = engine.handle();
+        let stream = handle.submit(request(&[1; 40], 1)).unwrap();
+        steps.recv().unwrap();
+        assert_eq!(handle.status().stuck_after, expected);
+        std::thread::sleep(Duration::from_millis(30));
+        assert_eq!(handle.status().stuck(), !has_cost);
+        drop(open);
+        block_on(async { assert_eq!(ids(&drain(stream).await).len(), 1) });
+        engine.join();
+        assert!(!handle.status().stuck());
+    }
 }
 
 #[test]

@@ -27,7 +27,7 @@ pub mod testing;
 pub use adapter::{AdapterError, MergeOptions, Merged, merge};
 pub use catalog::CatalogEntry;
 pub use checkpoint::{
-    Checkpoint, CheckpointError, Format, GenerationConfig, GgufError, GgufTokenizer, ImageSize, OpenOptions,
+    Checkpoint, CheckpointError, Format, GenerationConfig, GgufError, GgufTokenizer, GridType, ImageSize, OpenOptions,
     ProcessorConfig, Resample, SentenceSettings, StorageTotal, TokenizerData, ViewText,
 };
 pub use config::{

@@ -87,7 +87,7 @@ fn hostile_gguf() -> Vec<(&'static str, Vec<u8>, &'static str)> {
         ("no dimensions", file(&[], &[tensor("t", &[], 0, 0)]), "0 dimensions"),
         ("2^32 - 1 dimensions", file(&[], &[[&string("t")[..], &[0xff; 4], &[0; 20]].concat()]), "dimensions"),
         ("half a block", file(&[], &[tensor("t", &[48], 2, 0)]), "do not fill Q4_0 blocks"),
-        ("type IQ3_S", file(&[], &[tensor("t", &[256], 21, 0)]), "IQ3_S"),
+        ("type TQ1_0", file(&[], &[tensor("t", &[256], 34, 0)]), "TQ1_0"),
         ("type 4096", file(&[], &[tensor("t", &[256], 4096, 0)]), "number 4096"),
         ("an offset outside", file(&[], &[tensor("t", &[4], 0, 1 << 40)]), "truncated"),
         ("an offset that overflows", file(&[], &[tensor("t", &[4], 0, u64::MAX - 31)]), "overflows"),

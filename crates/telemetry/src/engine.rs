@@ -84,6 +84,12 @@ impl EngineMetrics {
         }
     }
 
+    /// Sets whether the engine is awake.
+    pub fn awake(&self, awake: bool) {
+        let Some(s) = &self.series else { return };
+        s.state.awake.set(f64::from(u8::from(awake)));
+    }
+
     /// Observes the prefix-cache lookup at the first admission of a sequence.
     pub fn prefix_lookup(&self, queried_tokens: u64, hit_tokens: u64) {
         let Some(s) = &self.series else { return };
@@ -130,10 +136,14 @@ impl EngineMetrics {
         s.counts.generation_tokens.increment(tokens);
     }
 
-    /// Observes the end of a sequence.
+    /// Observes the end of a sequence. One that was aborted is counted and enters no histogram, as in vLLM: its times and
+    /// sizes are those of its caller's patience.
     pub fn finished(&self, request: &FinishedRequest) {
         let Some(s) = &self.series else { return };
         s.counts.success(request.reason).increment(1);
+        if request.reason == "abort" {
+            return;
+        }
         s.times.e2e.observe_duration(request.e2e);
         if let Some(queue) = request.queue {
             s.times.queue.observe_duration(queue);

@@ -29,6 +29,7 @@ pub(crate) struct State {
     pub(crate) waiting_capacity: Gauge,
     pub(crate) waiting_deferred: Gauge,
     pub(crate) kv_usage: ReadableGauge,
+    pub(crate) awake: Gauge,
 }
 
 /// Counts since the start.
@@ -97,7 +98,18 @@ impl State {
             let help = "Requests that wait, by what they wait for: capacity, or to become ready.";
             scope.gauge("vllm:num_requests_waiting_by_reason", help, Some(("reason", reason)))
         };
+        let sleep_state = |state| {
+            let help = "Whether the engine is in this state of sleep.";
+            scope.gauge("vllm:engine_sleep_state", help, Some(("sleep_state", state)))
+        };
+        let awake = sleep_state("awake");
+        awake.set(1.0);
+        // States that this engine lacks are exported as zero.
+        for state in ["weights_offloaded", "discard_all"] {
+            let _ = sleep_state(state);
+        }
         Self {
+            awake,
             running: scope.gauge("vllm:num_requests_running", "Requests in the running list.", None).into(),
             waiting: scope.gauge("vllm:num_requests_waiting", "Requests that wait to be scheduled.", None).into(),
             waiting_capacity: waiting_for("capacity"),
@@ -144,6 +156,8 @@ impl Counts {
         };
         // Sources that this engine lacks are exported as zero.
         let _ = by_source("external_kv_transfer");
+        let _ = counter("vllm:external_prefix_cache_queries_total", "Tokens looked up in a cache of another process.");
+        let _ = counter("vllm:external_prefix_cache_hits_total", "Tokens found in a cache of another process.");
         for source in ["host", "p2p", "disk", "external_unspecified"] {
             let _ = cached_by_source(source);
         }

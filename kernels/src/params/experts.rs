@@ -40,7 +40,7 @@ params! {
         scale: f32,
     }
 
-    /// Orders the pairs by expert and divides those of an expert into tiles of at most [`EXPERT_ROWS`]. Grid: one CTA.
+    /// Orders the pairs by expert and divides those of an expert into tiles. Grid: one CTA.
     SortExpertsParams {
         /// u32 `[pairs]`.
         picked: DevicePtr,
@@ -53,6 +53,10 @@ params! {
         pairs: u32,
         /// Number of experts, at most [`MAX_EXPERTS`].
         experts: u32,
+        /// Maximum number of pairs of a tile.
+        tile_rows: u32,
+        /// Padding, 0.
+        reserved: u32,
     }
 
     /// Computes the row of each pair by the weight of its expert. Grid: [`ExpertLinearParams::grid`].
@@ -88,6 +92,10 @@ params! {
         heads: u32,
         /// Number of tokens, if the experts are heads.
         tokens: u32,
+        /// Maximum number of pairs of a tile: a multiple of the rows of a CTA.
+        tile_rows: u32,
+        /// Padding, 0.
+        reserved: u32,
     }
 
     /// Computes `out = scale · Σ weight · input + add` over the pairs of each token, rounded once. Grid: one CTA per token.
@@ -126,15 +134,12 @@ params! {
 /// Maximum number of experts, whose scores are in shared memory.
 pub const MAX_EXPERTS: usize = 1024;
 
-/// Maximum number of pairs in a tile.
+/// Number of pairs of a CTA of the products of few rows, the least number of pairs of a tile.
 pub const EXPERT_ROWS: u32 = 4;
 
-/// Number of outputs of a CTA of [`ExpertLinearParams`]: four warps of two outputs each.
-const EXPERT_OUTPUTS: u32 = 8;
-
-/// Returns the maximum number of tiles of so many pairs.
-pub const fn expert_tiles(pairs: u32, experts: u32) -> u32 {
-    pairs / EXPERT_ROWS + if experts < pairs { experts } else { pairs }
+/// Returns the maximum number of tiles of so many pairs, of which a tile has at most `tile_rows`.
+pub const fn expert_tiles(pairs: u32, experts: u32, tile_rows: u32) -> u32 {
+    pairs / tile_rows + if experts < pairs { experts } else { pairs }
 }
 
 impl RouteParams {
@@ -145,14 +150,18 @@ impl RouteParams {
 }
 
 impl ExpertLinearParams {
-    /// Returns the grid of a launch for so many pairs of `experts` experts.
-    pub fn grid(&self, pairs: u32, experts: u32) -> [u32; 3] {
-        [expert_tiles(pairs, experts), self.n.div_ceil(EXPERT_OUTPUTS), 1]
+    /// Returns the grid of a launch for so many pairs of `experts` experts, by CTAs of `rows` pairs and `outputs` outputs.
+    pub fn grid(&self, pairs: u32, experts: u32, cta: [u32; 2]) -> [u32; 3] {
+        self.grid_of(expert_tiles(pairs, experts, self.tile_rows), cta)
     }
 
-    /// Returns the grid of a launch for heads.
-    pub fn head_grid(&self) -> [u32; 3] {
-        [self.heads * self.tokens.div_ceil(EXPERT_ROWS), self.n.div_ceil(EXPERT_OUTPUTS), 1]
+    /// Returns the grid of a launch for heads, by CTAs of `rows` pairs and `outputs` outputs.
+    pub fn head_grid(&self, cta: [u32; 2]) -> [u32; 3] {
+        self.grid_of(self.heads * self.tokens.div_ceil(self.tile_rows), cta)
+    }
+
+    fn grid_of(&self, tiles: u32, [rows, outputs]: [u32; 2]) -> [u32; 3] {
+        [tiles, self.n.div_ceil(outputs), self.tile_rows.div_ceil(rows)]
     }
 }
 
@@ -177,8 +186,10 @@ mod tests {
     #[test]
     fn large_steps_have_grids_that_can_be_launched() {
         // A step of 32768 tokens of Qwen3 30B A3B.
-        let grid = ExpertLinearParams { n: 768, ..ExpertLinearParams::default() }.grid(32_768 * 8, 128);
+        let params = |tile_rows| ExpertLinearParams { n: 768, tile_rows, ..ExpertLinearParams::default() };
+        let grid = params(4).grid(32_768 * 8, 128, [4, 8]);
         assert_eq!(grid, [65_664, 96, 1], "only the first number may exceed 65535");
-        assert_eq!([expert_tiles(8, 128), expert_tiles(9, 2), expert_tiles(0, 4)], [10, 4, 0]);
+        assert_eq!(params(128).grid(32_768 * 8, 128, [32, 16]), [2176, 48, 4], "a tile has four parts");
+        assert_eq!([expert_tiles(8, 128, 4), expert_tiles(9, 2, 4), expert_tiles(0, 4, 4)], [10, 4, 0]);
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use octavo_kernels::emulation::Order;
-use octavo_kernels::manifest::{self, Dtype};
+use octavo_kernels::manifest::{self, Chip, Dtype, ExpertProduct, ExpertTiles, GemmTile};
 use octavo_kernels::params::{
     EXPERT_ROWS, ExpertLinearParams, ExpertSumParams, GateRowsParams, MAX_EXPERTS, QuantWeight, RouteParams,
     SortExpertsParams, expert_tiles,
@@ -21,11 +21,25 @@ static KERNELS: LazyLock<Kernels> = LazyLock::new(|| {
     let mut instances = vec![manifest::sort_experts()];
     for dtype in dtypes() {
         instances.extend([manifest::route(dtype), manifest::expert_sum(dtype), manifest::gate_rows(dtype)]);
-        instances.push(manifest::expert_linear(None, dtype));
-        instances.extend(QuantFormat::ALL.map(|format| manifest::expert_linear(Some(format), dtype)));
+        instances.extend(formats().flat_map(|format| products(format, dtype)).map(|product| product.instance));
     }
     Kernels::new(&instances)
 });
+
+/// Returns no format, for dense weights, and all formats.
+fn formats() -> impl Iterator<Item = Option<QuantFormat>> {
+    std::iter::once(None).chain(QuantFormat::ALL.map(Some))
+}
+
+/// Returns all products with weights of a format, on each of the chips.
+fn products(format: Option<QuantFormat>, dtype: Dtype) -> Vec<ExpertProduct> {
+    let mut products = vec![manifest::expert_gemv(format, dtype)];
+    for chip in [Chip::SM_70, Chip::SM_89] {
+        let gemms = GemmTile::ALL.into_iter().filter_map(|tile| manifest::expert_gemm(chip, format, dtype, tile));
+        products.extend(gemms);
+    }
+    products
+}
 
 fn f32s(len: usize, rng: &mut TestRng) -> Vec<f32> {
     (0..len).map(|_| normal(rng) as f32).collect()
@@ -106,8 +120,8 @@ struct Sorted {
     tiles: Vec<u32>,
 }
 
-fn sort(order: Order, picked: &[u32], experts: usize) -> Sorted {
-    let most = expert_tiles(picked.len() as u32, experts as u32) as usize;
+fn sort(order: Order, picked: &[u32], experts: usize, tile_rows: u32) -> Sorted {
+    let most = expert_tiles(picked.len() as u32, experts as u32, tile_rows) as usize;
     let mut sorted = Sorted { order: vec![u32::MAX; picked.len()], tiles: vec![u32::MAX; 1 + 3 * most] };
     let params = SortExpertsParams {
         picked: address(picked),
@@ -115,6 +129,8 @@ fn sort(order: Order, picked: &[u32], experts: usize) -> Sorted {
         tiles: address_mut(&mut sorted.tiles),
         pairs: picked.len() as u32,
         experts: experts as u32,
+        tile_rows,
+        reserved: 0,
     };
     launch(&KERNELS, order, &manifest::sort_experts(), [1; 3], &params);
     sorted
@@ -124,7 +140,7 @@ fn sort(order: Order, picked: &[u32], experts: usize) -> Sorted {
 #[test]
 fn the_most_experts_and_pairs_are_those_of_the_header() {
     let picked: Vec<u32> = (0..MAX_EXPERTS as u32).flat_map(|expert| vec![expert; EXPERT_ROWS as usize]).collect();
-    let Sorted { tiles, .. } = sort(Order::Forward, &picked, MAX_EXPERTS);
+    let Sorted { tiles, .. } = sort(Order::Forward, &picked, MAX_EXPERTS, EXPERT_ROWS);
     assert_eq!(tiles[0], MAX_EXPERTS as u32, "one tile for each expert");
     assert!(tiles[1..][..3 * MAX_EXPERTS].chunks(3).all(|tile| tile[2] == EXPERT_ROWS));
     let header = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/include/params.h")).expect("the header");
@@ -140,10 +156,11 @@ fn tiles_hold_every_pair_once() {
         let pairs = 1 + rng.below(300);
         let picked = rng.tokens(pairs, experts);
         for order in [Order::Forward, Order::Reverse, Order::Random(3)] {
-            let Sorted { order, tiles } = sort(order, &picked, experts);
+            let tile_rows = pick(&mut rng, &ExpertTiles::ALL).rows();
+            let Sorted { order, tiles } = sort(order, &picked, experts, tile_rows);
             let mut seen = vec![false; picked.len()];
             for tile in tiles[1..][..3 * tiles[0] as usize].chunks(3) {
-                assert!((1..=EXPERT_ROWS).contains(&tile[2]));
+                assert!((1..=tile_rows).contains(&tile[2]));
                 for &pair in &order[tile[1] as usize..][..tile[2] as usize] {
                     assert_eq!(picked[pair as usize], tile[0]);
                     assert!(!std::mem::replace(&mut seen[pair as usize], true), "pair {pair} is in two tiles");
@@ -154,25 +171,51 @@ fn tiles_hold_every_pair_once() {
     }
 }
 
-fn check_linear(dtype: Dtype, format: Option<QuantFormat>, rng: &mut TestRng) {
-    let (experts, n, chosen, tokens) = (1 + rng.below(5), 1 + rng.below(20), 1 + rng.below(3), 1 + rng.below(6));
-    let k = format.map_or(8, QuantFormat::block_elements) * (1 + rng.below(3));
+/// Returns a number of rows of a tile of the list whose parts a product can take, and a number of pairs that fills several.
+fn random_tiles(product: &ExpertProduct, rng: &mut TestRng) -> (u32, usize) {
+    let rows: Vec<u32> = ExpertTiles::ALL.map(ExpertTiles::rows).to_vec();
+    let whole: Vec<u32> = rows.into_iter().filter(|rows| rows.is_multiple_of(product.cta[0])).collect();
+    (pick(rng, &whole), 1 + rng.below(2 * product.cta[0] as usize))
+}
+
+/// A weight of experts, or of heads.
+struct Weights {
+    plain: Array,
+    quantised: Option<Weight>,
+    values: Vec<f64>,
+}
+
+impl Weights {
+    fn draw(dtype: Dtype, format: Option<QuantFormat>, [rows, k]: [usize; 2], rng: &mut TestRng) -> Self {
+        let plain = Array::random(dtype, rows * k, rng);
+        let quantised = format.map(|format| Weight::draw(rng, format, rows, k));
+        let values = quantised.as_ref().map_or_else(|| plain.values(), |weight| weight.values.clone());
+        Self { plain, quantised, values }
+    }
+
+    /// Returns parameters with the weight.
+    fn params(&self) -> ExpertLinearParams {
+        let quant = self.quantised.as_ref().map_or_else(QuantWeight::default, |w| w.layout.planes(address(&w.memory)));
+        ExpertLinearParams { quant, weight: self.plain.ptr(), ..ExpertLinearParams::default() }
+    }
+}
+
+fn check_linear(dtype: Dtype, format: Option<QuantFormat>, product: &ExpertProduct, rng: &mut TestRng) {
+    let (experts, n, chosen) = (1 + rng.below(5), 1 + rng.below(2 * product.cta[1] as usize), 1 + rng.below(3));
+    let (tile_rows, tokens) = random_tiles(product, rng);
+    let block = format.map_or(8, QuantFormat::block_elements);
+    let k = block * (1 + rng.below((96 / block).max(1)));
     let pairs = tokens * chosen;
     let share = pick(rng, &[1, chosen]);
     let (stride, column) = (n + 5, rng.below(6));
     let input = Array::random(dtype, pairs / share * k, rng);
-    let plain = Array::random(dtype, experts * n * k, rng);
-    let quantised = format.map(|format| Weight::draw(rng, format, experts * n, k));
-    let values = quantised.as_ref().map_or_else(|| plain.values(), |weight| weight.values.clone());
+    let weights = Weights::draw(dtype, format, [experts * n, k], rng);
     let bias = (rng.below(2) == 0).then(|| f32s(experts * stride, rng));
     let picked = rng.tokens(pairs, experts);
-    let instance = manifest::expert_linear(format, dtype);
     let out = in_every_order(|order| {
-        let sorted = sort(order, &picked, experts);
+        let sorted = sort(order, &picked, experts, tile_rows);
         let mut out = Array::of(dtype, &vec![0.0; pairs * stride]);
         let params = ExpertLinearParams {
-            quant: quantised.as_ref().map_or_else(QuantWeight::default, |w| w.layout.planes(address(&w.memory))),
-            weight: plain.ptr(),
             input: input.ptr(),
             out: out.ptr_mut(),
             bias: bias.as_deref().map_or(0, address),
@@ -184,10 +227,10 @@ fn check_linear(dtype: Dtype, format: Option<QuantFormat>, rng: &mut TestRng) {
             column: column as u32,
             out_stride: stride as u32,
             input_stride: k as u32,
-            heads: 0,
-            tokens: 0,
+            tile_rows,
+            ..weights.params()
         };
-        launch(&KERNELS, order, &instance, params.grid(pairs as u32, experts as u32), &params);
+        launch(&KERNELS, order, &product.instance, params.grid(pairs as u32, experts as u32, product.cta), &params);
         out
     });
     let value = |(pair, column_of): (usize, usize)| {
@@ -195,30 +238,26 @@ fn check_linear(dtype: Dtype, format: Option<QuantFormat>, rng: &mut TestRng) {
             return 0.0;
         }
         let expert = picked[pair] as usize;
-        let row = &values[(expert * n + column_of - column) * k..][..k];
+        let row = &weights.values[(expert * n + column_of - column) * k..][..k];
         let x = input.range(pair / share * k..(pair / share + 1) * k);
         let dot: f64 = x.iter().zip(row).map(|(x, w)| x * w).sum();
         dot + bias.as_ref().map_or(0.0, |bias| f64::from(bias[expert * stride + column_of]))
     };
     let expected: Vec<f64> = (0..pairs * stride).map(|i| value((i / stride, i % stride))).collect();
-    assert_near(&out.values(), &expected, 4.0 * Tolerance::Elementwise.of(dtype), &instance.name);
+    assert_near(&out.values(), &expected, 4.0 * Tolerance::Elementwise.of(dtype), &product.instance.name);
 }
 
 /// Checks the products of heads, which use some of the columns of their input and output.
-fn check_heads(dtype: Dtype, format: Option<QuantFormat>, rng: &mut TestRng) {
-    let (heads, n, tokens) = (1 + rng.below(4), 1 + rng.below(20), 1 + rng.below(10));
+fn check_heads(dtype: Dtype, format: Option<QuantFormat>, product: &ExpertProduct, rng: &mut TestRng) {
+    let (heads, n) = (1 + rng.below(4), 1 + rng.below(20));
+    let (tile_rows, tokens) = random_tiles(product, rng);
     let k = format.map_or(8, QuantFormat::block_elements) * (1 + rng.below(2));
     let (width, stride) = (k + 8 * rng.below(3), n + rng.below(4));
     let input = Array::random(dtype, tokens * heads * width, rng);
-    let plain = Array::random(dtype, heads * n * k, rng);
-    let quantised = format.map(|format| Weight::draw(rng, format, heads * n, k));
-    let values = quantised.as_ref().map_or_else(|| plain.values(), |weight| weight.values.clone());
-    let instance = manifest::expert_linear(format, dtype);
+    let weights = Weights::draw(dtype, format, [heads * n, k], rng);
     let out = in_every_order(|order| {
         let mut out = Array::of(dtype, &vec![0.0; tokens * heads * stride]);
         let params = ExpertLinearParams {
-            quant: quantised.as_ref().map_or_else(QuantWeight::default, |w| w.layout.planes(address(&w.memory))),
-            weight: plain.ptr(),
             input: input.ptr(),
             out: out.ptr_mut(),
             n: n as u32,
@@ -228,9 +267,10 @@ fn check_heads(dtype: Dtype, format: Option<QuantFormat>, rng: &mut TestRng) {
             out_stride: stride as u32,
             heads: heads as u32,
             tokens: tokens as u32,
-            ..ExpertLinearParams::default()
+            tile_rows,
+            ..weights.params()
         };
-        launch(&KERNELS, order, &instance, params.head_grid(), &params);
+        launch(&KERNELS, order, &product.instance, params.head_grid(product.cta), &params);
         out
     });
     let value = |i: usize| {
@@ -238,11 +278,12 @@ fn check_heads(dtype: Dtype, format: Option<QuantFormat>, rng: &mut TestRng) {
         if column >= n {
             return 0.0;
         }
-        let weight = &values[(row % heads * n + column) * k..][..k];
+        let weight = &weights.values[(row % heads * n + column) * k..][..k];
         input.range(row * width..row * width + k).iter().zip(weight).map(|(x, w)| x * w).sum()
     };
     let expected: Vec<f64> = (0..tokens * heads * stride).map(value).collect();
-    assert_near(&out.values(), &expected, 4.0 * Tolerance::Elementwise.of(dtype), "heads");
+    let context = format!("{} for heads", product.instance.name);
+    assert_near(&out.values(), &expected, 4.0 * Tolerance::Elementwise.of(dtype), &context);
 }
 
 fn check_sum(dtype: Dtype, rng: &mut TestRng) {
@@ -303,11 +344,59 @@ fn experts_are_those_of_the_host() {
 fn products_are_those_of_the_experts() {
     let mut rng = rng();
     for dtype in dtypes() {
-        (0..8).for_each(|_| check_linear(dtype, None, &mut rng));
-        (0..8).for_each(|_| check_heads(dtype, None, &mut rng));
-        for format in QuantFormat::ALL {
-            (0..3).for_each(|_| check_linear(dtype, Some(format), &mut rng));
-            check_heads(dtype, Some(format), &mut rng);
+        for format in formats() {
+            for product in products(format, dtype) {
+                let times = if format.is_none() { 6 } else { 1 };
+                (0..times).for_each(|_| check_linear(dtype, format, &product, &mut rng));
+                if matches!(format, None | Some(QuantFormat::Q4_0)) {
+                    check_heads(dtype, format, &product, &mut rng);
+                }
+            }
+        }
+    }
+}
+
+/// A prompt in parts, or beside others, has the same experts' outputs as alone.
+#[test]
+fn a_pair_has_the_same_bits_in_any_tile() {
+    let mut rng = rng();
+    let (experts, n, k, tokens) = (3usize, 21usize, 64usize, 150usize);
+    let chips = [Chip::SM_70, Chip::SM_89];
+    for (chip, dtype) in chips.into_iter().flat_map(|chip| dtypes().into_iter().map(move |dtype| (chip, dtype))) {
+        for format in [None, Some(QuantFormat::Q4_0), Some(QuantFormat::F8E4M3)] {
+            let weights = Weights::draw(dtype, format, [experts * n, k], &mut rng);
+            let input = Array::random(dtype, tokens * k, &mut rng);
+            let picked = rng.tokens(tokens, experts);
+            let outputs = |product: &ExpertProduct, tile_rows: u32, tokens: usize| {
+                let sorted = sort(Order::Forward, &picked[..tokens], experts, tile_rows);
+                let mut out = Array::of(dtype, &vec![0.0; tokens * n]);
+                let params = ExpertLinearParams {
+                    input: input.ptr(),
+                    out: out.ptr_mut(),
+                    order: address(&sorted.order),
+                    tiles: address(&sorted.tiles),
+                    n: n as u32,
+                    k: k as u32,
+                    share: 1,
+                    out_stride: n as u32,
+                    input_stride: k as u32,
+                    tile_rows,
+                    ..weights.params()
+                };
+                let grid = params.grid(tokens as u32, experts as u32, product.cta);
+                launch(&KERNELS, Order::Forward, &product.instance, grid, &params);
+                out.values()
+            };
+            let gemm = |tile| manifest::expert_gemm(chip, format, dtype, tile);
+            let (Some(small), Some(large)) = (gemm(GemmTile::Small), gemm(GemmTile::Large)) else { continue };
+            let alone = outputs(&small, 32, 5);
+            assert!(alone.iter().any(|value| *value != 0.0));
+            assert_eq!(alone, outputs(&small, 128, tokens)[..5 * n], "{}", small.instance.name);
+            let whole = outputs(&large, 128, tokens);
+            assert_eq!(outputs(&large, 128, 5), whole[..5 * n], "{}", large.instance.name);
+            if format.is_none() {
+                assert_eq!(alone, whole[..5 * n], "{} and {}", small.instance.name, large.instance.name);
+            }
         }
     }
 }

@@ -175,9 +175,11 @@ fn every_instance_can_be_launched() {
 /// Returns the tensor-core instruction that an instance should use on a chip.
 fn tensor_instruction(instance: &Instance) -> Option<&'static str> {
     let calls = |wrapper: &str| instance.source.text.contains(wrapper);
+    // This header has the loop that multiplies.
+    let tiled = calls("#include \"tiles.h\"");
     if calls("mma_m8n8k4_") {
         Some("HMMA.884.F32.F32")
-    } else if calls("mma_m16n8k16(") {
+    } else if tiled || calls("mma_m16n8k16(") {
         Some(if instance.name.contains("bf16") { "HMMA.16816.F32.BF16" } else { "HMMA.16816.F32" })
     } else {
         None
@@ -230,7 +232,7 @@ fn check_code(instance: &Instance, chip: Chip, code: &[String]) {
     if instance.name.starts_with("mmvq") {
         assert!(code.iter().any(|c| c.starts_with("IDP.4A")), "{context} multiplies no four bytes at once");
     }
-    if instance.source == sources::GEMM_MMA {
+    if [sources::GEMM_MMA, sources::EXPERT_MMA].contains(&instance.source) {
         assert!(code.iter().any(|c| c.starts_with("LDGSTS.E.BYPASS")), "{context} does not copy behind its back");
         assert!(code.iter().any(|c| c.starts_with("LDSM")), "{context} has no ldmatrix");
     }

@@ -310,7 +310,7 @@ impl Backend for CpuBackend {
     fn device_profile(&self) -> DeviceProfile {
         let kv = match self.kv_dtype {
             KvDtype::Bf16 => 2,
-            KvDtype::Int8 => 1,
+            KvDtype::Int8 | KvDtype::Fp8 => 1,
         };
         DeviceProfile { elements: ElementBytes { activation: 4, kv }, peaks: None, memory: None }
     }

@@ -69,6 +69,9 @@ pub(crate) struct Memory<'a> {
     pub(crate) scratch: &'a mut Scratch,
 }
 
+/// The e4m3 number that is NaN.
+pub(crate) const NAN_E4M3: i8 = 0x7f;
+
 thread_local! {
     /// Buffer for a row of an in-place norm, or the keys of a row.
     pub(crate) static ROW: RefCell<Vec<f32>> = RefCell::default();
@@ -550,6 +553,22 @@ impl QkvPost<'_> {
                     }
                     // SAFETY: the caller guarantees this.
                     unsafe { self.cache.write(slot, head, key, value) };
+                }
+            }
+            KvDtype::Fp8 => {
+                codes.resize(2 * dim, 0);
+                let (keys, values) = codes.split_at_mut(dim);
+                let pairs = key.chunks_exact(dim).zip(value.chunks_exact(dim));
+                for (head, (key, value)) in heads.zip(pairs) {
+                    self.isa.to_e4m3(key, keys);
+                    self.isa.to_e4m3(value, values);
+                    if !all(value, f32::is_finite) {
+                        keys.fill(NAN_E4M3);
+                        values.fill(0);
+                    }
+                    let [key, value] = [&*keys, &*values].map(|codes| CodedRow { codes, scale: 1.0 });
+                    // SAFETY: the caller guarantees this.
+                    unsafe { self.cache.write_codes(slot, head, key, value) };
                 }
             }
             KvDtype::Int8 => {

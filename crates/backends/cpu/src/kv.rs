@@ -22,6 +22,8 @@ pub enum KvDtype {
     Bf16,
     /// 8-bit integers with one scale for the key and one for the value of each token and head; about half the memory.
     Int8,
+    /// 8-bit floating-point numbers (e4m3) up to 448, without scales; half the memory.
+    Fp8,
 }
 
 impl KvDtype {
@@ -30,6 +32,7 @@ impl KvDtype {
         match self {
             Self::Bf16 => "bfloat16",
             Self::Int8 => "int8",
+            Self::Fp8 => "fp8_e4m3",
         }
     }
 
@@ -37,7 +40,7 @@ impl KvDtype {
     const fn in_a_word(self) -> usize {
         match self {
             Self::Bf16 => 2,
-            Self::Int8 => 4,
+            Self::Int8 | Self::Fp8 => 4,
         }
     }
 }
@@ -54,9 +57,9 @@ impl fmt::Display for KvDtype {
 /// part of a block has, head after head, the keys and then the values. In bf16,
 /// elements are stored as pairs in a word, the first in the low half. Keys are `[D/2][slot]` in pairs of dimensions, so
 /// that one register multiplies sixteen slots with one pair of a query. Values are `[D/16][slot/2][16]` in pairs of
-/// slots, so that one weight is multiplied with sixteen dimensions. Both are also the layout of bf16 tiles. Integers
-/// have the same layout with four in a word instead of two, so that a row of words becomes two rows of bf16, which
-/// represents them exactly. The scales of the keys and of the values, `[slot]` each, follow them and are multiplied
+/// slots, so that one weight is multiplied with sixteen dimensions. Both are also the layout of bf16 tiles. Elements of
+/// 8 bits have the same layout with four in a word instead of two, so that a row of words becomes two rows of bf16, which
+/// represents them exactly. The scales of integer keys and values, `[slot]` each, follow them and are multiplied
 /// with scores and weights, not with keys and values. Values that are the first dimensions of the keys are not stored
 /// again: attention turns the keys of a block into the layout of values.
 pub(crate) struct KvCache {
@@ -95,7 +98,7 @@ impl Layer {
     /// Returns the number of words of a head's scales in a block.
     fn scale_words(&self) -> usize {
         match self.dtype {
-            KvDtype::Bf16 => 0,
+            KvDtype::Bf16 | KvDtype::Fp8 => 0,
             KvDtype::Int8 => 2 * BLOCK,
         }
     }
@@ -187,7 +190,7 @@ pub(crate) struct HeadBlock<'a> {
     pub(crate) keys: &'a [u32],
     /// Empty if they are a part of the keys.
     pub(crate) values: &'a [u32],
-    /// Scales of the keys, then of the values, as the bits of f32; empty in bf16.
+    /// Scales of the keys, then of the values, as the bits of f32; empty if elements are not integers.
     pub(crate) scales: &'a [u32],
 }
 
@@ -219,7 +222,8 @@ impl LayerCache {
         }
     }
 
-    /// Writes a head's key and value, as integers, to a slot. The value has no codes if it is a part of the key.
+    /// Writes a head's key and value, in 8 bits, to a slot. The value has no codes if it is a part of the key. The scales
+    /// are those of integers.
     ///
     /// # Safety
     /// The conditions of [`LayerCache::write`] apply.
@@ -235,8 +239,10 @@ impl LayerCache {
             let word = &mut values[(d / CHUNK * (BLOCK / 4) + slot / 4) * CHUNK + d % CHUNK];
             *word = *word & !(0xff << shift) | u32::from(code as u8) << shift;
         }
-        scales[slot] = key.scale.to_bits();
-        scales[BLOCK + slot] = value.scale.to_bits();
+        if self.layer.dtype == KvDtype::Int8 {
+            scales[slot] = key.scale.to_bits();
+            scales[BLOCK + slot] = value.scale.to_bits();
+        }
     }
 
     /// Returns the parts of a head's block that contain a slot, and its index in them.

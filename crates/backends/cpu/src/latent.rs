@@ -5,7 +5,7 @@ use octavo_ops::{BufferId, HeadShape, NormKind, WeightId};
 
 use crate::activation::{Rows, Span};
 use crate::attention::Run;
-use crate::forward::{Angles, Forward, KEPT, ROW, Scratch, all, code};
+use crate::forward::{Angles, Forward, KEPT, NAN_E4M3, ROW, Scratch, all, code};
 use crate::kv::{KvDtype, LayerCache};
 use crate::pool::Worker;
 use crate::product::{self, Origin, Product};
@@ -155,6 +155,17 @@ impl Forward<'_> {
                 }
                 // SAFETY: the caller guarantees this.
                 unsafe { cache.write(slot, 0, narrow, &[]) };
+            }
+            KvDtype::Fp8 => {
+                codes.resize(row.len(), 0);
+                self.isa.to_e4m3(row, codes);
+                if !all(row, f32::is_finite) {
+                    codes[..rank].fill(0);
+                    codes[rank..].fill(NAN_E4M3);
+                }
+                let [key, value] = [&codes[..], &[]].map(|codes| CodedRow { codes, scale: 1.0 });
+                // SAFETY: the caller guarantees this.
+                unsafe { cache.write_codes(slot, 0, key, value) };
             }
             KvDtype::Int8 => {
                 codes.resize(row.len(), 0);

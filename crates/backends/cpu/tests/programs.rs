@@ -20,8 +20,16 @@ const INT8: CpuConfig = CpuConfig {
     coarse_activations: false,
 };
 
+/// Configuration with keys and values in e4m3.
+const FP8: CpuConfig = CpuConfig { kv: KvDtype::Fp8, ..INT8 };
+
 /// Configuration with activations in 8 bits.
 const COARSE: CpuConfig = CpuConfig { coarse_activations: true, kv: KvDtype::Bf16, ..INT8 };
+
+/// Returns a configuration with each type of keys and values.
+fn caches() -> impl Strategy<Value = CpuConfig> {
+    proptest::sample::select(vec![CpuConfig::default(), INT8, FP8])
+}
 
 /// Runs a test for each available instruction set and prints the others.
 fn each(test: impl Fn(&Suite<'_>)) {
@@ -49,6 +57,7 @@ fn rounding(config: CpuConfig) -> Rounding {
     match config.kv {
         KvDtype::Bf16 => Rounding::BF16,
         KvDtype::Int8 => Rounding::INT8,
+        KvDtype::Fp8 => Rounding::FP8,
     }
 }
 
@@ -79,17 +88,16 @@ proptest! {
         // The result of a norm over very few columns is nearly their signs, which rounding to bf16 may flip.
         model in models().prop_filter("too few columns", |model| model.hidden >= 8),
         tokens in 1usize..50,
-        coded in any::<bool>(),
+        config in caches(),
     ) {
-        let config = if coded { INT8 } else { CpuConfig::default() };
         let reference = Reference::new(&model, tokens, rounding(config));
         // The ratio exceeds 1 in one case of some hundreds, where a norm is nearly singular.
         each_case(config, |suite| suite.near_meaning(&reference, 4.0))?;
     }
 
     #[test]
-    fn bits_do_not_depend_on_the_batch(model in models(), seed in any::<u64>(), coded in any::<bool>()) {
-        each_case(if coded { INT8 } else { CpuConfig::default() }, |suite| suite.same_bits(&model, seed))?;
+    fn bits_do_not_depend_on_the_batch(model in models(), seed in any::<u64>(), config in caches()) {
+        each_case(config, |suite| suite.same_bits(&model, seed))?;
     }
 
     #[test]
@@ -110,9 +118,8 @@ proptest! {
     fn latents_are_near_the_naive_ones(
         model in models_with_latents().prop_filter("too few columns", |model| model.hidden >= 8),
         tokens in 1usize..50,
-        coded in any::<bool>(),
+        config in caches(),
     ) {
-        let config = if coded { INT8 } else { CpuConfig::default() };
         let reference = Reference::new(&model, tokens, rounding(config));
         each_case(config, |suite| suite.near_meaning(&reference, 4.0))?;
     }
@@ -121,9 +128,9 @@ proptest! {
     fn bits_of_latents_do_not_depend_on_the_batch(
         model in models_with_latents(),
         seed in any::<u64>(),
-        coded in any::<bool>(),
+        config in caches(),
     ) {
-        each_case(if coded { INT8 } else { CpuConfig::default() }, |suite| suite.same_bits(&model, seed))?;
+        each_case(config, |suite| suite.same_bits(&model, seed))?;
     }
 
     #[test]
@@ -192,7 +199,7 @@ fn bits_do_not_depend_on_the_batch_at_real_sizes() {
 
 #[test]
 fn logits_at_real_sizes_are_near_the_naive_ones() {
-    for config in [CpuConfig::default(), INT8] {
+    for config in [CpuConfig::default(), INT8, FP8] {
         let reference = Reference::new(&real_sizes(300), 12, rounding(config));
         each_with(config, |suite| suite.near_meaning(&reference, 1.0).unwrap());
     }
@@ -208,7 +215,7 @@ fn many_latents() -> TinyModel {
 #[test]
 fn latents_of_real_sizes_are_near_the_naive_ones() {
     for (model, tokens) in [(real_latents(20), 20), (many_latents(), 140)] {
-        for config in [CpuConfig::default(), INT8] {
+        for config in [CpuConfig::default(), INT8, FP8] {
             let reference = Reference::new(&model, tokens, rounding(config));
             each_with(config, |suite| suite.near_meaning(&reference, 4.0).unwrap());
         }
@@ -235,14 +242,14 @@ fn every_format_of_latents_means_what_candle_reads() {
 /// Steps of one row divide the heads among the threads, and larger ones do not.
 #[test]
 fn bits_of_many_latents_do_not_depend_on_the_batch() {
-    for config in [CpuConfig::default(), INT8] {
+    for config in [CpuConfig::default(), INT8, FP8] {
         each_with(config, |suite| suite.same_bits(&many_latents(), 6).unwrap());
     }
 }
 
 #[test]
 fn a_latent_takes_the_memory_of_one_row() {
-    for (kv, bytes) in [(KvDtype::Bf16, 16 * 576 * 2), (KvDtype::Int8, 16 * (576 + 2 * 4))] {
+    for (kv, bytes) in [(KvDtype::Bf16, 16 * 576 * 2), (KvDtype::Int8, 16 * (576 + 2 * 4)), (KvDtype::Fp8, 16 * 576)] {
         let backend = CpuBackend::new(CpuConfig { threads: Some(1), kv, ..CpuConfig::default() }).unwrap();
         let layers = vec![HeadShape::latent(16, 512, 64)];
         assert_eq!(backend.kv_block_bytes(&KvGroup { layers, window: None }, 16), bytes, "{kv}");
@@ -261,6 +268,7 @@ fn a_key_of_8_bits_takes_about_half_the_memory() {
     assert_eq!(bytes(KvDtype::Bf16), 2 * elements + 16 * 64 * 2);
     // Each key and value of each head has an f32 scale.
     assert_eq!(bytes(KvDtype::Int8), elements + elements / 64 * 4);
+    assert_eq!(bytes(KvDtype::Fp8), elements + 16 * 64);
 }
 
 /// Returns a model whose shapes fit every format: rows of whole super-blocks, in odd numbers.
@@ -352,11 +360,12 @@ fn bits_do_not_depend_on_the_number_of_threads() {
 fn the_contract_is_kept() {
     each(|suite| suite.contract());
     each_with(INT8, |suite| suite.contract());
+    each_with(FP8, |suite| suite.contract());
 }
 
 #[test]
 fn what_is_no_number_reaches_no_row_before_it() {
-    for config in [CpuConfig::default(), INT8] {
+    for config in [CpuConfig::default(), INT8, FP8] {
         for model in [quantised(StorageType::F32), quantised_latents(StorageType::F32)] {
             each_with(config, |suite| suite.what_is_no_number_reaches_no_row_before_it(&model));
         }

@@ -1,8 +1,9 @@
 //! Lowering and launches of the ops of mixtures of experts.
 
-use octavo_kernels::manifest;
+use octavo_kernels::manifest::{self, ExpertProduct, ExpertTiles, GemmTile};
 use octavo_kernels::params::{
-    ExpertLinearParams, ExpertSumParams, GateRowsParams, MAX_EXPERTS, RouteParams, SortExpertsParams, expert_tiles,
+    EXPERT_ROWS, ExpertLinearParams, ExpertSumParams, GateRowsParams, MAX_EXPERTS, RouteParams, SortExpertsParams,
+    expert_tiles,
 };
 use octavo_ops::{
     BackendError, BufferId, Element, ExpertLinear, ExpertSum, GateRows, GroupScore, Op, Program, Route, RouteScores,
@@ -10,10 +11,12 @@ use octavo_ops::{
 };
 
 use crate::arena::{Plan, Region};
-use crate::build::KernelId;
+use crate::build::{Instances, KernelId};
 use crate::forward::{Machine, Step, some};
+use crate::linear::Setting;
 use crate::lower::{Lowering, Stage};
 use crate::unsupported;
+use crate::weights::Part;
 
 /// Experts of the tokens of a step. A pair `t · k + j` is the j-th expert of token t.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +40,8 @@ impl RoutingRegions {
         });
         let pairs = tokens.saturating_mul(program.buffers[buffer].cols as u64);
         let narrow = |n: u64| u32::try_from(n).unwrap_or(u32::MAX / 2);
-        let tiles = expert_tiles(narrow(pairs), narrow(experts.unwrap_or(0) as u64));
+        // Larger tiles are fewer.
+        let tiles = expert_tiles(narrow(pairs), narrow(experts.unwrap_or(0) as u64), EXPERT_ROWS);
         let mut words = |count: u64| plan.take(count.saturating_mul(size_of::<u32>() as u64));
         let [picked, weights, order] = [(); 3].map(|()| words(pairs));
         Self { picked, weights, order, tiles: words(1 + 3 * u64::from(tiles)) }
@@ -49,6 +53,69 @@ pub(crate) fn is_routing(program: &Program, buffer: usize) -> bool {
     program.buffers[buffer].element == Element::Routing
 }
 
+/// How the pairs of experts are divided into tiles.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tiling {
+    pub(crate) experts: u32,
+    /// Whether there are products on tensor cores.
+    tensor_cores: bool,
+    /// Whether one kernel computes any number of pairs, so that a pair's bits do not depend on it.
+    batch_invariant: bool,
+}
+
+impl Tiling {
+    pub(crate) fn new(experts: u32, setting: &Setting) -> Self {
+        let gemm = manifest::expert_gemm(setting.chip, None, setting.dtype, GemmTile::Small);
+        Self { experts, tensor_cores: gemm.is_some(), batch_invariant: setting.batch_invariant }
+    }
+
+    /// Returns the tiles of so many pairs.
+    pub(crate) fn tiles(self, pairs: u32) -> ExpertTiles {
+        match ExpertTiles::for_pairs(pairs, self.experts) {
+            _ if !self.tensor_cores => ExpertTiles::Few,
+            ExpertTiles::Few if self.batch_invariant => ExpertTiles::Gemm(GemmTile::Small),
+            tiles => tiles,
+        }
+    }
+}
+
+/// A product with a part of the weights of experts or heads.
+#[derive(Clone, Debug)]
+pub(crate) struct ExpertPart {
+    /// Parameters except the tiles and, for heads, the tokens.
+    pub(crate) params: ExpertLinearParams,
+    /// Kernels for each of [`ExpertTiles::ALL`], with the pairs and outputs of a CTA.
+    kernels: [(KernelId, [u32; 2]); ExpertTiles::ALL.len()],
+}
+
+impl ExpertPart {
+    /// Chooses kernels.
+    pub(crate) fn new(part: &Part, params: ExpertLinearParams, setting: &Setting, instances: &mut Instances) -> Self {
+        let Setting { chip, dtype, batch_invariant } = *setting;
+        let format = part.quant.map(|(format, _)| format);
+        let kernels = ExpertTiles::ALL.map(|tiles| {
+            let gemm = match tiles {
+                ExpertTiles::Few => None,
+                // The kernels of quantised weights have other sums for other tiles.
+                ExpertTiles::Gemm(_) if batch_invariant && format.is_some() => Some(GemmTile::Small),
+                ExpertTiles::Gemm(tile) => Some(tile),
+            };
+            let gemm = gemm.and_then(|tile| manifest::expert_gemm(chip, format, dtype, tile));
+            let ExpertProduct { instance, cta } = gemm.unwrap_or_else(|| manifest::expert_gemv(format, dtype));
+            (instances.id(instance), cta)
+        });
+        Self { params, kernels }
+    }
+
+    /// Returns the kernel for tiles of pairs, with the pairs and outputs of a CTA, and the parameters.
+    pub(crate) fn launch(&self, tiles: ExpertTiles) -> (KernelId, [u32; 2], ExpertLinearParams) {
+        let kernels = ExpertTiles::ALL.into_iter().zip(self.kernels);
+        let kernel = kernels.into_iter().find_map(|(of, kernel)| (of == tiles).then_some(kernel));
+        let (id, cta) = kernel.unwrap_or(self.kernels[0]);
+        (id, cta, ExpertLinearParams { tile_rows: tiles.rows(), ..self.params })
+    }
+}
+
 /// An op of a mixture of experts with its kernels and all parameters that are constant.
 #[derive(Clone, Debug)]
 pub(crate) enum ExpertStage {
@@ -57,12 +124,13 @@ pub(crate) enum ExpertStage {
         params: RouteParams,
         sort: KernelId,
         sorted: SortExpertsParams,
+        tiling: Tiling,
     },
     /// A product for each part of the experts' weights.
     Linear {
-        products: Vec<(KernelId, ExpertLinearParams)>,
+        parts: Vec<ExpertPart>,
         chosen: u32,
-        experts: u32,
+        tiling: Tiling,
     },
     Sum {
         kernel: KernelId,
@@ -107,16 +175,18 @@ impl Lowering<'_> {
             scale: op.scale,
         };
         let (order, tiles) = (self.arena.at(at.order), self.arena.at(at.tiles));
-        let sorted = SortExpertsParams { picked, order, tiles, pairs: 0, experts: experts as u32 };
+        let sorted =
+            SortExpertsParams { picked, order, tiles, experts: experts as u32, ..SortExpertsParams::default() };
+        let tiling = Tiling::new(experts as u32, &self.setting);
         let route = self.instances.id(manifest::route(self.setting.dtype));
         let sort = self.instances.id(manifest::sort_experts());
-        Ok(Stage::Experts(ExpertStage::Route { route, params, sort, sorted }))
+        Ok(Stage::Experts(ExpertStage::Route { route, params, sort, sorted, tiling }))
     }
 
     pub(crate) fn expert_linear(&mut self, op: &ExpertLinear) -> Stage {
         let (at, chosen, stride) = (self.routing(op.routing), self.cols(op.routing), self.cols(op.out));
         let mut column = 0;
-        let mut products = Vec::new();
+        let mut parts = Vec::new();
         for part in self.matrix(op.weight).to_vec() {
             let n = (part.rows / op.experts) as u32;
             let params = ExpertLinearParams {
@@ -133,14 +203,13 @@ impl Lowering<'_> {
                 column,
                 out_stride: stride,
                 input_stride: self.cols(op.input),
-                heads: 0,
-                tokens: 0,
+                ..ExpertLinearParams::default()
             };
-            let instance = manifest::expert_linear(part.quant.map(|(format, _)| format), self.setting.dtype);
-            products.push((self.instances.id(instance), params));
+            parts.push(ExpertPart::new(&part, params, &self.setting, &mut self.instances));
             column += n;
         }
-        Stage::Experts(ExpertStage::Linear { products, chosen, experts: op.experts as u32 })
+        let tiling = Tiling::new(op.experts as u32, &self.setting);
+        Stage::Experts(ExpertStage::Linear { parts, chosen, tiling })
     }
 
     pub(crate) fn expert_sum(&mut self, op: &ExpertSum) -> Stage {
@@ -171,17 +240,20 @@ impl Machine {
     pub(crate) fn experts(&self, stage: &ExpertStage, step: &Step<'_>) -> Result<(), BackendError> {
         let tokens = step.rows(Rows::Tokens);
         match stage {
-            ExpertStage::Route { route, params, sort, sorted } => some(tokens, || {
+            ExpertStage::Route { route, params, sort, sorted, tiling } => some(tokens, || {
                 let params = RouteParams { tokens, ..*params };
                 self.launch(*route, params.grid(), &params)?;
-                let sorted = SortExpertsParams { pairs: tokens * params.chosen, ..*sorted };
+                let pairs = tokens * params.chosen;
+                let sorted = SortExpertsParams { pairs, tile_rows: tiling.tiles(pairs).rows(), ..*sorted };
                 self.launch(*sort, [1; 3], &sorted)
             }),
-            ExpertStage::Linear { products, chosen, experts } => some(tokens, || {
-                let launch = |(kernel, params): &(KernelId, ExpertLinearParams)| {
-                    self.launch(*kernel, params.grid(tokens * chosen, *experts), params)
-                };
-                products.iter().try_for_each(launch)
+            ExpertStage::Linear { parts, chosen, tiling } => some(tokens, || {
+                let pairs = tokens * chosen;
+                let tiles = tiling.tiles(pairs);
+                parts.iter().try_for_each(|part| {
+                    let (kernel, cta, params) = part.launch(tiles);
+                    self.launch(kernel, params.grid(pairs, tiling.experts, cta), &params)
+                })
             }),
             ExpertStage::Sum { kernel, params } => {
                 let params = ExpertSumParams { tokens, ..*params };

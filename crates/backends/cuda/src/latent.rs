@@ -5,6 +5,7 @@ use octavo_kernels::params::{ExpertLinearParams, LatentPostParams, MAX_LATENT_RO
 use octavo_ops::{BackendError, HeadLinear, LatentPost, RopeStyle, Rows};
 
 use crate::build::KernelId;
+use crate::experts::{ExpertPart, Tiling};
 use crate::forward::{Machine, Step, some};
 use crate::lower::{CacheLayer, Lowering, Stage};
 use crate::unsupported;
@@ -14,7 +15,7 @@ use crate::unsupported;
 pub(crate) enum LatentStage {
     /// A product for each part of the heads' matrices, by the kernels for experts: each head is the expert of a pair of
     /// every token.
-    Heads(Vec<(KernelId, ExpertLinearParams)>),
+    Heads { parts: Vec<ExpertPart>, tiling: Tiling },
     /// Completes the queries and writes the cache.
     Post { kernel: KernelId, params: LatentPostParams, cache: CacheLayer },
 }
@@ -28,7 +29,7 @@ impl Lowering<'_> {
         if !input_stride.is_multiple_of(wide) {
             return Err(unsupported(format!("heads of {input_stride} elements, no multiple of {wide}")));
         }
-        let (mut column, mut products) = (0, Vec::new());
+        let (mut column, mut parts) = (0, Vec::new());
         for part in self.matrix(op.weight).to_vec() {
             let n = (part.rows / op.heads) as u32;
             let params = ExpertLinearParams {
@@ -45,11 +46,10 @@ impl Lowering<'_> {
                 heads,
                 ..ExpertLinearParams::default()
             };
-            let instance = manifest::expert_linear(part.quant.map(|(format, _)| format), self.setting.dtype);
-            products.push((self.instances.id(instance), params));
+            parts.push(ExpertPart::new(&part, params, &self.setting, &mut self.instances));
             column += n;
         }
-        Ok(Stage::Latent(LatentStage::Heads(products)))
+        Ok(Stage::Latent(LatentStage::Heads { parts, tiling: Tiling::new(heads, &self.setting) }))
     }
 
     pub(crate) fn latent_post(&mut self, op: &LatentPost) -> Result<Stage, BackendError> {
@@ -84,10 +84,14 @@ impl Machine {
     pub(crate) fn latent(&self, stage: &LatentStage, step: &Step<'_>) -> Result<(), BackendError> {
         let tokens = step.rows(Rows::Tokens);
         some(tokens, || match stage {
-            LatentStage::Heads(products) => products.iter().try_for_each(|(kernel, params)| {
-                let params = ExpertLinearParams { tokens, ..*params };
-                self.launch(*kernel, params.head_grid(), &params)
-            }),
+            LatentStage::Heads { parts, tiling } => {
+                let tiles = tiling.tiles(tokens * tiling.experts);
+                parts.iter().try_for_each(|part| {
+                    let (kernel, cta, params) = part.launch(tiles);
+                    let params = ExpertLinearParams { tokens, ..params };
+                    self.launch(kernel, params.head_grid(cta), &params)
+                })
+            }
             LatentStage::Post { kernel, params, cache } => {
                 let (rows, _, block_stride) = self.cache(*cache, step);
                 let params = LatentPostParams {

@@ -47,7 +47,9 @@ mod texts;
 mod weights;
 
 pub use backend::CudaBackend;
-pub use bench::{Ceilings, CeilingsBench, KernelBench, KernelBencher, KernelTime, ProductRate, Unmeasured};
+pub use bench::{
+    Ceilings, CeilingsBench, ExpertSizes, KernelBench, KernelBencher, KernelTime, ProductRate, Unmeasured,
+};
 pub use config::{CudaConfig, Memory};
 pub use driver::{DeviceInfo, DriverError, Unavailable};
 pub use libraries::{Candidate, Kind, OLDEST_CHIP, Unfit, Version, fits, named_folders};

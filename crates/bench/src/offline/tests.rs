@@ -27,9 +27,15 @@ fn requests() -> ThroughputConfig {
 #[tokio::test]
 async fn a_batch_takes_the_time_of_its_steps() {
     let step_latency = Duration::from_millis(2);
-    let engine = engine(MockConfig { step_latency, ..MockConfig::default() }, EngineConfig::default());
+    let executor = MockExecutor::new(MockConfig { step_latency, ..MockConfig::default() });
+    let counters = executor.counters();
+    let config = EngineConfig { max_model_len: LIMITS.max_model_len, ..EngineConfig::default() };
+    let engine = Engine::spawn(Box::new(executor), config, EngineMetrics::disabled()).unwrap();
     let latency = FixedBatch::new(&batch()).unwrap().run(&engine.handle()).await.unwrap();
     assert!(latency >= 4 * step_latency, "one step a token: {latency:?}");
+    // Each of the six sequences may arrive during a step of its own.
+    assert!((4..=9).contains(&counters.steps()), "{} steps", counters.steps());
+    assert_eq!((counters.computed_tokens(), counters.drawn_tokens()), (6 * (8 + 3), 6 * 4));
     engine.join();
 }
 

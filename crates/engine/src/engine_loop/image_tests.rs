@@ -153,6 +153,28 @@ fn a_prompt_is_cut_at_images_that_exceed_the_budget_together() {
 }
 
 #[test]
+fn a_request_whose_image_waits_for_a_step_lets_others_pass() {
+    both_depths(|mock| {
+        let mut rig = rig(&mock, 40, config(100));
+        let images = [1, 2].map(|n: u8| {
+            let (prompt, images) = ([vec![300; 15], vec![7, 8, 9]].concat(), vec![image(n, 0, 15)]);
+            let expected = mock.expected_output(&mock.with_images(&prompt, &images), &tokens(4), 2048);
+            Case { prompt, images, expected }
+        });
+        let mut streams = images.each_ref().map(|case| case.submit(&rig));
+        let text = Case::new(300, &[]);
+        let mut passing = text.submit(&rig);
+        rig.manual.turn();
+        assert_eq!(rig.manual.engine.scheduler.running(), 2, "the second image exceeds the budget of the step");
+        rig.run();
+        text.check(&mut passing);
+        for (stream, case) in streams.iter_mut().zip(&images) {
+            case.check(stream);
+        }
+    });
+}
+
+#[test]
 fn preempted_requests_with_images_come_back() {
     both_depths(|mock| {
         for enable_prefix_caching in [true, false] {

@@ -12,12 +12,14 @@ mod image_tests;
 #[cfg(test)]
 mod properties;
 #[cfg(test)]
+mod sharing_properties;
+#[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use octavo_telemetry::{EngineMetrics, StepStats};
 
@@ -29,8 +31,8 @@ use crate::sequence::{Answer, SequenceKey};
 use crate::stop::stop_reason;
 use crate::stream::Last;
 use crate::{
-    EngineConfig, EngineState, Executor, ExecutorError, FinishReason, KvEventSink, PooledRows, Pooling,
-    SchedulingPolicy, StepId, StepMasks, StepOutput, StepPlan, TokenOutput,
+    EngineConfig, EngineState, Executor, ExecutorError, FinishReason, KvEventSink, PooledRows, Pooling, StepId,
+    StepMasks, StepOutput, StepPlan, TokenOutput,
 };
 
 /// Reason why the engine ended.
@@ -67,7 +69,7 @@ pub(crate) struct EngineLoop {
     executor: Box<dyn Executor>,
     metrics: EngineMetrics,
     scheduler: Scheduler,
-    /// Estimate of the time of steps, if it is needed and the executor has a cost model.
+    /// Estimate of the time of steps, if the executor has a cost model.
     clock: Option<StepClock>,
     /// Time at which the latest step completed.
     last_end: Option<Instant>,
@@ -104,9 +106,7 @@ impl EngineLoop {
     ) -> Self {
         let depth = executor.max_in_flight().clamp(1, 2);
         let wakers = Vec::with_capacity(config.max_num_seqs);
-        let timed = config.max_step.is_some() || config.policy == SchedulingPolicy::Fair;
-        let cost = if timed { executor.step_cost() } else { None };
-        let clock = cost.map(|cost| StepClock::new(cost, config.max_step));
+        let clock = executor.step_cost().map(|cost| StepClock::new(cost, config.max_step));
         let mut scheduler = Scheduler::new(config, executor.kv_cache_spec(), executor.image_spec());
         if kv_events.is_some() {
             scheduler.kv_mut().record_events();
@@ -197,7 +197,7 @@ impl EngineLoop {
         let result = self.executor.wait();
         let at = Instant::now();
         // The cost model knows nothing of images.
-        if let (Some(clock), Some(begun), Ok(_), false) = (&mut self.clock, record.begun, &result, record.encodes) {
+        if let (Some(clock), Some(begun), Ok(_), 0) = (&mut self.clock, record.begun, &result, record.image_tokens) {
             // A step begins on the device when the one before has ended.
             let begun = self.last_end.map_or(begun, |last| begun.max(last));
             clock.measure(&record.work, at - begun);
@@ -256,11 +256,20 @@ impl EngineLoop {
         self.next_step += 1;
         self.note_admissions();
         record.begun = Some(Instant::now());
+        self.expect(&record);
         match self.executor.submit(plan) {
             Ok(()) => self.in_flight.push_back(record),
             Err(error) => return self.fail_step(record, error),
         }
         self.sample_unless_constrained()
+    }
+
+    /// Extends the time after which the engine counts as stuck by what a step and those in flight may take.
+    fn expect(&self, next: &StepRecord) {
+        let Some(clock) = &self.clock else { return };
+        let patience = |record: &StepRecord| clock.patience(&record.work, record.image_tokens);
+        let sum = self.in_flight.iter().map(patience).fold(patience(next), Duration::saturating_add);
+        self.shared.status.set_patience(sum);
     }
 
     /// Returns an error if there are requests, no step is in flight and nothing can be computed: no later turn would
@@ -279,7 +288,8 @@ impl EngineLoop {
             let caching = self.scheduler.kv().layout().caching();
             let key = self.scheduler.admitted()[at];
             let Some(sequence) = self.scheduler.sequence_mut(key) else { continue };
-            if sequence.timeline.on_scheduled(now) {
+            // One that has no token in the step, or was preempted in it, is scheduled later.
+            if sequence.joined && sequence.timeline.on_scheduled(now) {
                 self.shared.inbox.leave_queue(sequence.prompt_len());
                 // As in vLLM, a scored prompt does not count, because it is not looked up.
                 if caching && !sequence.scores_prompt() {
@@ -457,7 +467,8 @@ impl EngineLoop {
         }
     }
 
-    /// Ends the requests of a step that failed. Returns a fatal error to the caller.
+    /// Ends the requests of a step that failed, and those of the step after it that read what it was to write. Returns a
+    /// fatal error to the caller.
     fn fail_step(&mut self, record: StepRecord, error: ExecutorError) -> Result<(), ExecutorError> {
         tracing::error!(step = record.step, fatal = error.fatal, "step failed: {error}");
         let now = Instant::now();
@@ -465,7 +476,9 @@ impl EngineLoop {
         for row in &record.rows {
             self.end(row.key, Last::default(), FinishReason::Error(message.clone()), now);
         }
-        self.scheduler.images_mut().withdraw(record.step);
+        for key in self.scheduler.withdraw(record.step) {
+            self.end(key, Last::default(), FinishReason::Error(message.clone()), now);
+        }
         self.spare_records.push(record);
         self.settling = true;
         self.settled();
@@ -536,5 +549,12 @@ impl EngineLoop {
 
     fn wake_readers(&mut self) {
         self.wakers.drain(..).for_each(Waker::wake);
+    }
+}
+
+impl Drop for EngineLoop {
+    /// Wakes the readers of what was sent before a panic. The senders of the other requests wake theirs.
+    fn drop(&mut self) {
+        self.wake_readers();
     }
 }

@@ -20,6 +20,8 @@ use crate::{
 
 const MAX_LEN: usize = 40;
 const VOCAB: usize = 40;
+/// Number of times that a token is computed, on average.
+const REPEATS: usize = 3;
 /// Number of tokens of the largest image.
 const MOST_ROWS: usize = 8;
 
@@ -337,8 +339,12 @@ fn together(engine: &mut ManualEngine, lives: &[Life]) -> (Vec<Seen>, Option<Exi
     let epoch = Instant::now();
     let mut seen: Vec<Seen> = Vec::new();
     let last = lives.iter().map(|life| life.at).max().unwrap_or(0);
+    // A step computes at least one token and takes at most two turns. Tokens of a sequence are computed again after a
+    // preemption, which lets an older one end.
+    let tokens: usize = lives.iter().map(|life| MAX_LEN.min(life.prompt.len() + life.params.max_tokens as usize)).sum();
+    let most = last + 2 * REPEATS * tokens + 20;
     for turn in 0.. {
-        assert!(turn < 20_000, "the engine makes no progress");
+        assert!(turn < most, "{tokens} tokens are not computed in {most} turns");
         for life in lives.iter().filter(|life| life.at == turn) {
             seen.push(Seen::new(life, engine.submit(life.request(epoch)).unwrap()));
         }

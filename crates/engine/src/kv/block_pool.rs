@@ -1,6 +1,10 @@
 //! The blocks of one KV group and their reference counts.
 
 use super::{BlockId, BlockKey, NULL_BLOCK, PrefixIndex, TokenSpan};
+use crate::StepId;
+
+/// Stands for the step that will complete a block, until that step is planned.
+pub(super) const UNFINISHED: StepId = StepId::MAX;
 
 /// A block is used while it has references and is on the free list otherwise. A free block that is indexed still holds
 /// its prefix: it can be found and referenced again until it is allocated.
@@ -21,6 +25,8 @@ struct Block {
     /// Neighbours on the free list if the block is free.
     previous: BlockId,
     next: BlockId,
+    /// Step that completes the block, if the block was indexed before its content was in memory; 0 otherwise.
+    writer: StepId,
 }
 
 impl BlockPool {
@@ -78,7 +84,8 @@ impl BlockPool {
         }
         self.unlink(id);
         let dropped = self.index.remove(id);
-        self.blocks[id as usize].references = 1;
+        let block = &mut self.blocks[id as usize];
+        (block.references, block.writer) = (1, 0);
         Some((id, dropped))
     }
 
@@ -95,10 +102,47 @@ impl BlockPool {
         self.blocks[id as usize].references += 1;
     }
 
-    /// Adds a full block of a sequence to the index. Returns `false` if its content is already indexed.
-    pub(crate) fn index(&mut self, id: BlockId, key: BlockKey, tokens: TokenSpan<'_>) -> bool {
+    /// Adds a full block of a sequence to the index. `writer` is the step that completes it, or 0 if it is in memory.
+    /// Returns `false` if its content is already indexed.
+    pub(crate) fn index(&mut self, id: BlockId, key: BlockKey, tokens: TokenSpan<'_>, writer: StepId) -> bool {
         debug_assert!(!self.is_free(id) && id != NULL_BLOCK);
-        self.index.insert(id, key, tokens)
+        let new = self.index.insert(id, key, tokens);
+        if new {
+            self.blocks[id as usize].writer = writer;
+        }
+        new
+    }
+
+    /// Returns whether the block is indexed.
+    pub(crate) fn is_indexed(&self, id: BlockId) -> bool {
+        self.index.contains(id)
+    }
+
+    /// Returns the step that completes an indexed block; 0 if the block was indexed after that.
+    pub(crate) fn writer(&self, id: BlockId) -> StepId {
+        self.blocks[id as usize].writer
+    }
+
+    /// Sets the step that completes an indexed block.
+    pub(crate) fn set_writer(&mut self, id: BlockId, step: StepId) {
+        self.blocks[id as usize].writer = step;
+    }
+
+    /// Removes a block from the index and returns its key. A free block is then allocated before the indexed ones.
+    pub(crate) fn withdraw(&mut self, id: BlockId) -> Option<BlockKey> {
+        let key = self.index.remove(id)?;
+        self.blocks[id as usize].writer = 0;
+        if self.is_free(id) {
+            self.unlink(id);
+            self.link(id, NULL_BLOCK);
+        }
+        Some(key)
+    }
+
+    /// Returns the ids of all indexed blocks that a step or a later one completes.
+    pub(crate) fn written_since(&self, step: StepId) -> Vec<BlockId> {
+        let blocks = self.blocks.iter().enumerate();
+        blocks.filter(|(_, block)| block.writer >= step).map(|(id, _)| id as BlockId).collect()
     }
 
     /// Removes every free block from the index and reports its key.
@@ -110,13 +154,18 @@ impl BlockPool {
         }
     }
 
-    /// Removes a reference. A block without references is allocated last if it holds a prefix, else first.
+    /// Removes a reference. A block without references is allocated last if it holds a prefix, else first. One that no
+    /// step completes holds none.
     pub(crate) fn release(&mut self, id: BlockId) {
         let block = &mut self.blocks[id as usize];
         debug_assert!(block.references > 0 && id != NULL_BLOCK);
         block.references -= 1;
         if block.references > 0 {
             return;
+        }
+        if block.writer == UNFINISHED {
+            block.writer = 0;
+            self.index.remove(id);
         }
         let behind = if self.index.contains(id) { self.blocks[NULL_BLOCK as usize].previous } else { NULL_BLOCK };
         self.link(id, behind);

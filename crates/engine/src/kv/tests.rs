@@ -29,7 +29,7 @@ impl Holder {
         let history = TokenHistory::new(prompt.into());
         let mut kv = SequenceKv::new(cache.layout(), &history, salted(salt));
         let hit = cache.lookup(&mut kv, &history, usize::MAX);
-        assert!(cache.fits(hit, history.len()));
+        assert!(cache.fits(hit, history.len(), 0, 0.0));
         cache.attach(&mut kv, hit);
         assert!(cache.grow(&mut kv, history.len()));
         cache.commit(&mut kv, &history, history.len());
@@ -209,7 +209,7 @@ proptest! {
                             prop_assert_eq!(filled[group][id as usize].as_ref(), Some(&expected));
                         }
                     }
-                    if cache.fits(hit, len) {
+                    if cache.fits(hit, len, 0, 0.0) {
                         cache.attach(&mut kv, hit);
                         prop_assert!(cache.grow(&mut kv, len));
                         holders.push(Holder { history, kv });
@@ -349,4 +349,50 @@ fn a_salt_is_told_with_the_first_block_of_a_sequence() {
     cache.commit(&mut holder.kv, &holder.history, 4);
     let salts = vec![vec![ExtraKey::CacheSalt("s".into())], vec![]];
     assert_eq!(extra_keys(&mut cache), [salts], "what follows at once is the same event");
+}
+
+#[test]
+fn a_block_computed_twice_makes_way_for_the_one_that_is_found() {
+    let mut cache = caching(&spec(4, &[20]));
+    let history = TokenHistory::new(tokens(0, 9).into());
+    let mut sequences = [(), ()].map(|()| SequenceKv::new(cache.layout(), &history, Extras::default()));
+    for kv in &mut sequences {
+        assert!(cache.grow(kv, 9));
+    }
+    let [first, second] = &mut sequences;
+    cache.commit(first, &history, 9);
+    cache.commit(second, &history, 9);
+    assert_eq!((&first.tables[0][..], &second.tables[0][..]), (&[1, 2, 3][..], &[1, 2, 6][..]));
+    assert_eq!(free_list(&cache)[..2], [5, 4], "the duplicates are free");
+    // The first goes, and all free blocks are taken: the prefix is found as long as the second holds it.
+    cache.release(first);
+    let _other = Holder::new(&mut cache, &tokens(500, 64), None);
+    assert!(cache.exhausted());
+    assert_eq!(Holder::hit(&mut cache, &tokens(0, 9), None), 8);
+}
+
+#[test]
+fn a_published_block_is_found_by_later_steps_once_it_is_complete() {
+    let mut cache = caching(&spec(4, &[20]));
+    cache.record_events();
+    let history = TokenHistory::new(tokens(0, 12).into());
+    let mut kv = SequenceKv::new(cache.layout(), &history, Extras::default());
+    let found = |cache: &mut KvCache| {
+        let mut twin = SequenceKv::new(cache.layout(), &history, Extras::default());
+        let hit = cache.lookup(&mut twin, &history, usize::MAX);
+        (hit.tokens, hit.awaited)
+    };
+    for (step, end, same, next) in [(1, 6, (0, true), (4, true)), (2, 12, (4, true), (8, false))] {
+        cache.begin(step);
+        assert!(cache.grow(&mut kv, end));
+        cache.publish(&mut kv, &history, end);
+        assert_eq!(found(&mut cache), same, "step {step} does not read what it writes");
+        cache.begin(step + 1);
+        assert_eq!(found(&mut cache), next, "after step {step}");
+    }
+    assert!(cache.reads_from(&kv, 1) && !cache.reads_from(&kv, 3));
+    cache.withdraw_since(2);
+    assert_eq!(found(&mut cache), (4, false));
+    let kinds = cache.take_events().iter().map(|event| matches!(event, KvEvent::Stored { .. })).collect::<Vec<_>>();
+    assert_eq!(kinds, [true, false], "two blocks come and one goes, one that is not complete is not told");
 }

@@ -41,11 +41,13 @@ impl Scheduler {
         }
     }
 
-    /// Checks that under FCFS the running list followed by the queue is in the order of submission.
+    /// Checks that under FCFS the running list is in the order of submission, and that no sequence of it has overtaken
+    /// the head of the queue unless a step has passed that over.
     fn check_order(&self) -> Result<(), String> {
-        let order = self.running.iter().copied().chain(self.waiting.first(&self.clients));
-        let ids = order.filter_map(|key| self.sequences.get(key)).map(|sequence| sequence.id);
-        if ids.is_sorted() { Ok(()) } else { Err("a request has overtaken another".into()) }
+        let head = self.waiting.first(&self.clients).and_then(|key| self.sequences.get(key));
+        let head = head.filter(|sequence| !sequence.deferred).map(|sequence| sequence.id);
+        let ids = self.running.iter().filter_map(|&key| self.sequences.get(key)).map(|sequence| sequence.id);
+        if ids.chain(head).is_sorted() { Ok(()) } else { Err("a request has overtaken another".into()) }
     }
 
     fn slot(&self, key: SequenceKey) -> Option<Slot> {

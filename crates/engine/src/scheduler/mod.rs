@@ -5,11 +5,16 @@
 //! queues, the blocks and the estimate of a step's time that it is given: it reads no clock and uses no thread and no
 //! randomness.
 
+mod admit;
+#[cfg(test)]
+mod admit_tests;
 #[cfg(test)]
 mod bound_tests;
 mod check;
 mod clients;
 mod queue;
+#[cfg(test)]
+mod sharing_tests;
 #[cfg(test)]
 mod tests;
 mod write_plan;
@@ -19,7 +24,7 @@ use std::time::Instant;
 use crate::clock::StepClock;
 use crate::image::ImageCache;
 use crate::inbox::RequestId;
-use crate::kv::{Hit, KvCache, KvLayout};
+use crate::kv::{KvCache, KvLayout};
 use crate::sequence::{Answer, Residence, Sequence, SequenceKey, SequenceTable};
 use crate::{
     ClientId, EngineConfig, ImageSpec, KvCacheSpec, PooledRows, SchedulingPolicy, Slot, StepId, StepPlan, StepWork,
@@ -65,8 +70,8 @@ pub(crate) struct StepRecord {
     pub(crate) rows: Vec<StepRow>,
     /// Whether its sampling has been started.
     pub(crate) sampling: bool,
-    /// Whether it encodes images.
-    pub(crate) encodes: bool,
+    /// Number of tokens of the images that it encodes.
+    pub(crate) image_tokens: usize,
     /// Estimated work; nothing without a cost model.
     pub(crate) work: StepWork,
     /// Time of its submission.
@@ -107,6 +112,8 @@ struct Budget {
     scores: usize,
     /// Seconds; infinite if the step is not bounded in time.
     seconds: f64,
+    /// Number of blocks that running sequences still need for the tokens that they have, once it has been counted.
+    reserved: Option<usize>,
 }
 
 impl Budget {
@@ -144,6 +151,10 @@ pub(crate) struct Scheduler {
     chosen: Vec<Chosen>,
     /// Sequences that the last call of [`Scheduler::schedule`] admitted.
     admitted: Vec<SequenceKey>,
+    /// Sequences that wait for another step and let others pass; they are not in the queue meanwhile.
+    deferred: Vec<SequenceKey>,
+    /// The head of the queue, if it found too few blocks.
+    short: Option<admit::Shortage>,
     /// Number of preemptions since the last [`Scheduler::take_preempted`].
     preempted: u64,
     /// Buffer of [`Scheduler::check_integrity`], which runs after every step of a debug build.
@@ -170,6 +181,8 @@ impl Scheduler {
             step: 0,
             chosen: Vec::with_capacity(seats),
             admitted: Vec::with_capacity(seats),
+            deferred: Vec::with_capacity(admit::MAX_DEFERRED),
+            short: None,
             preempted: 0,
             counts: Vec::new(),
             config,
@@ -276,6 +289,7 @@ impl Scheduler {
         self.admitted.clear();
         loop {
             let preempted = self.preempted;
+            self.kv.begin(step);
             self.images.begin(step, self.config.max_num_encoder_tokens);
             self.choose(clock);
             // A sequence that was preempted last may have held what another lacked.
@@ -303,6 +317,7 @@ impl Scheduler {
             tokens: self.config.max_num_batched_tokens,
             scores: StepPlan::MAX_SCORED_ROWS,
             seconds: clock.map_or(f64::INFINITY, StepClock::for_shares),
+            reserved: None,
         };
         let bounded = budget.seconds.is_finite();
         let mut order = std::mem::take(&mut self.order);
@@ -311,9 +326,10 @@ impl Scheduler {
         while budget.tokens > 0 {
             let key = order.get(next).copied();
             if admits && self.waiting_is_next(key, bounded) {
-                admits = self.admit(&mut budget, clock);
+                admits = self.admit_or_defer(&mut budget, clock);
             } else if let Some(key) = key {
                 next += 1;
+                budget.reserved = None;
                 let preempted = self.preempted;
                 self.serve(key, &mut budget, clock);
                 admits &= self.preempted == preempted;
@@ -322,6 +338,25 @@ impl Scheduler {
             }
         }
         self.order = order;
+        for key in self.deferred.drain(..) {
+            if let Some(sequence) = self.sequences.get(key) {
+                self.waiting.push(key, sequence);
+            }
+        }
+    }
+
+    /// Puts a share into the step being planned. Its blocks can be found at once, by sequences of later steps.
+    ///
+    /// A sequence whose prompt is scored is slow, and computes each row whatever is found. Others do not wait for it:
+    /// its blocks can be found once they are in memory.
+    fn choose_share(&mut self, chosen: Chosen, end: usize, budget: &mut Budget) {
+        budget.take(&chosen);
+        self.chosen.push(chosen);
+        if let Some(sequence) = self.sequences.get_mut(chosen.key)
+            && !sequence.scores_prompt()
+        {
+            self.kv.publish(&mut sequence.kv, &sequence.history, end.min(sequence.history.len()));
+        }
     }
 
     /// Puts the running sequences in the order of service: that of admission, unless steps are bounded in time or fair.
@@ -440,19 +475,43 @@ impl Scheduler {
     /// Gives a running sequence its share, unless it was preempted for another.
     fn serve(&mut self, key: SequenceKey, budget: &mut Budget, clock: Option<&StepClock>) {
         let share = self.share();
-        let Some(sequence) = self.sequences.get(key) else { return };
-        if sequence.residence == Residence::Waiting {
+        let runs = |sequence: &Sequence| sequence.residence != Residence::Waiting;
+        if !self.sequences.get(key).is_some_and(runs) || !self.catch_up(key) {
             return;
         }
+        let Some(sequence) = self.sequences.get(key) else { return };
         let first = sequence.submitted;
         let limit = sequence.wanted().min(budget.tokens);
         let most = self.uncut(sequence, first, limit.min(share).min(sequence.within_rows(first, budget.scores)), limit);
         let Some(chosen) = self.choice(key, (first, most), budget, clock) else { return };
         let Some(chosen) = self.with_images(chosen, first, budget, clock) else { return };
         if chosen.tokens > 0 && self.make_room(key, first + chosen.tokens, budget) {
-            self.chosen.push(chosen);
-            budget.take(&chosen);
+            self.choose_share(chosen, first + chosen.tokens, budget);
         }
+    }
+
+    /// Gives a running sequence the blocks that others have computed of the rest of its prompt. Returns `false` if it
+    /// waits for the next one, which another is computing.
+    fn catch_up(&mut self, key: SequenceKey) -> bool {
+        let Some(sequence) = self.sequences.get_mut(key) else { return false };
+        let most = sequence.may_be_cached();
+        let covered = self.kv.covered(&sequence.kv);
+        if sequence.pending > 0 || most < covered {
+            return true;
+        }
+        if sequence.submitted < covered {
+            if !self.kv.replace_last(&mut sequence.kv, &sequence.history) {
+                return true;
+            }
+            sequence.skip_to(covered);
+        }
+        let hit = self.kv.lookup(&mut sequence.kv, &sequence.history, most);
+        if hit.blocks > 0 {
+            self.kv.attach(&mut sequence.kv, hit);
+            sequence.skip_to(hit.tokens);
+        }
+        self.images.release_until(&mut sequence.images, sequence.submitted);
+        !hit.awaited
     }
 
     /// Allocates blocks for `tokens` tokens of a running sequence and preempts others if necessary. Returns `false` if
@@ -467,6 +526,9 @@ impl Scheduler {
             let victim_key = self.running[victim];
             if let Some(choice) = self.chosen.iter().position(|chosen| chosen.key == victim_key) {
                 budget.give_back(&self.chosen.remove(choice));
+                if let Some(sequence) = self.sequences.get(victim_key) {
+                    self.kv.unpublish(&sequence.kv);
+                }
             }
             self.preempt(victim);
             if victim_key == key {
@@ -510,77 +572,15 @@ impl Scheduler {
         self.kv.forget_prefixes()
     }
 
-    /// Preempts the last admitted sequence of the client that runs the most, if that is more than its part beside
-    /// `client`. Sequences that are in the step already stay. Returns `false` if none makes way.
-    fn make_way(&mut self, client: ClientId) -> bool {
-        let Some(most) = self.clients.must_yield_to(client) else { return false };
-        let yields = |key: SequenceKey| {
-            let chosen = self.chosen.iter().any(|chosen| chosen.key == key);
-            !chosen && self.sequences.get(key).is_some_and(|sequence| sequence.client == most)
-        };
-        let Some(victim) = self.running.iter().rposition(|&key| yields(key)) else { return false };
-        self.preempt(victim);
-        true
-    }
-
-    /// Admits the head of the queue. Returns `false` if a resource has run out: no sequence overtakes the head. A
-    /// sequence whose rows to score do not fit this step is admitted without tokens, so that it does not block the
-    /// others.
-    fn admit(&mut self, budget: &mut Budget, clock: Option<&StepClock>) -> bool {
-        let share = self.share();
-        let Some(key) = self.waiting.first(&self.clients) else { return false };
-        let Some(sequence) = self.sequences.get_mut(key) else { return false };
-        // It was preempted between two steps. Its last token is known when the step in flight has retired.
-        if sequence.pending > 0 {
-            return false;
-        }
-        let (client, most, known) = (sequence.client, sequence.may_be_cached(), sequence.history.len());
-        let hit = self.kv.lookup(&mut sequence.kv, &sequence.history, most);
-        let scored = sequence.within_rows(hit.tokens, budget.scores);
-        let mut tokens = (known - hit.tokens).min(share).min(scored);
-        if tokens > budget.tokens {
-            if !self.config.enable_chunked_prefill {
-                return false;
-            }
-            tokens = budget.tokens;
-        }
-        // A prompt that must not be split takes the time that it takes.
-        let time = Budget {
-            seconds: if self.config.enable_chunked_prefill { budget.seconds } else { f64::INFINITY },
-            ..*budget
-        };
-        let Some(sequence) = self.sequences.get(key) else { return false };
-        let share = self.uncut(sequence, hit.tokens, tokens, budget.tokens.min(known - hit.tokens));
-        let Some(chosen) = self.choice(key, (hit.tokens, share), &time, clock) else { return false };
-        let Some(chosen) = self.with_images(chosen, hit.tokens, &time, clock) else { return false };
-        if chosen.tokens == 0 && tokens > 0 {
-            return false;
-        }
-        while self.slots.is_empty() || self.kv.exhausted() || !self.kv.fits(hit, known) {
-            if !self.fair() || !self.make_way(client) {
-                self.release_images(key);
-                return false;
-            }
-        }
-        self.start(key, hit, chosen);
-        if chosen.tokens > 0 {
-            self.chosen.push(chosen);
-            budget.take(&chosen);
-        }
-        true
-    }
-
-    /// Moves the head of the queue to the running sequences, with blocks for its first share.
-    fn start(&mut self, key: SequenceKey, hit: Hit, chosen: Chosen) {
-        let (Some(slot), Some(sequence)) = (self.slots.pop(), self.sequences.get_mut(key)) else { return };
-        self.waiting.remove(sequence);
-        self.clients.start(sequence.client);
-        sequence.admit(slot, hit.tokens, self.kv.layout());
-        self.kv.attach(&mut sequence.kv, hit);
-        let fits = self.kv.grow(&mut sequence.kv, hit.tokens + chosen.tokens);
-        debug_assert!(fits, "the whole sequence was found to fit");
-        self.running.push(key);
-        self.admitted.push(key);
+    /// Takes what a failed step was to write out of the prefix cache. Returns the sequences that have used it already,
+    /// in a later step.
+    pub(crate) fn withdraw(&mut self, step: StepId) -> Vec<SequenceKey> {
+        let reads =
+            |key: &SequenceKey| self.sequences.get(*key).is_some_and(|sequence| self.kv.reads_from(&sequence.kv, step));
+        let readers = self.running.iter().copied().filter(reads).collect();
+        self.kv.withdraw_since(step);
+        self.images.withdraw(step);
+        readers
     }
 
     /// Keeps the vectors of tokens that a step returned, unless the sequence was preempted since: its tokens are then

@@ -13,7 +13,7 @@ pub(super) struct Rig {
     epoch: Instant,
     next_id: u64,
     step: StepId,
-    plan: StepPlan,
+    pub(super) plan: StepPlan,
     pub(super) clock: Option<StepClock>,
     pub(super) client: crate::ClientId,
 }
@@ -191,23 +191,6 @@ fn admission_needs_blocks_for_the_whole_prompt() {
 }
 
 #[test]
-fn a_prefix_is_found_once_its_step_is_back() {
-    let mut rig = Rig::new(config(), 64);
-    rig.add(prompt(1, 9), 5, 0);
-    let (_, record) = rig.plan();
-    rig.add(prompt(1, 9), 5, 0);
-    let (shares, in_flight) = rig.plan();
-    assert_eq!(shares, [(0, 1, true), (1, 9, true)], "blocks of a step in flight are not in the index");
-    assert_eq!(rig.plan.tokens[0], InputToken::Drawn { row: 0 });
-    rig.retire(&record);
-    rig.retire(&in_flight);
-    let third = rig.add(prompt(1, 9), 5, 0);
-    assert_eq!(rig.step().last(), Some(&(2, 1, true)));
-    assert_eq!(rig.scheduler.sequences.get(third).unwrap().cached_tokens, 8);
-    assert_eq!(rig.plan.sequences[2].first_position, 8);
-}
-
-#[test]
 fn fcfs_preempts_the_last_admitted() {
     let mut rig = Rig::new(EngineConfig { enable_prefix_caching: false, ..config() }, 16);
     let keys = [1, 2, 3].map(|family| rig.add(prompt(family, 20), 40, 0));
@@ -282,23 +265,22 @@ fn tokens_of_a_victim_return_to_the_budget() {
     let priority = EngineConfig {
         policy: SchedulingPolicy::Priority,
         enable_prefix_caching: false,
-        max_model_len: 56,
-        max_num_batched_tokens: 8,
-        long_prefill_token_threshold: 4,
+        max_num_batched_tokens: 4,
+        long_prefill_token_threshold: 3,
         ..config()
     };
-    let mut rig = Rig::new(priority, 14);
-    let victim = rig.add(prompt(1, 23), 30, 9);
-    while rig.step() != [(0, 7, true)] {}
-    rig.add(prompt(2, 32), 20, 0);
-    rig.add(prompt(3, 20), 20, 1);
-    for _ in 0..4 {
-        assert_eq!(rig.step(), [(0, 1, true), (1, 4, false), (2, 3, false)]);
+    let mut rig = Rig::new(priority, 16);
+    let victim = rig.add(prompt(1, 4), 60, 9);
+    rig.step();
+    rig.add(prompt(2, 4), 60, 0);
+    rig.add(prompt(3, 44), 20, 1);
+    for _ in 0..14 {
+        assert_eq!(rig.step()[0], (0, 1, true));
     }
-    // The sequences hold 7 + 4 + 3 blocks. The first is chosen for its 28th token, then the second needs a block.
-    assert_eq!(rig.step(), [(1, 4, false), (2, 4, false)], "the third gets the token that the first gave back");
+    // The sequences hold 5 + 4 + 7 blocks. The first is chosen for its 19th token, then the second needs a block.
+    assert_eq!(rig.step(), [(1, 1, true), (2, 3, false)], "the third gets the token that the first gave back");
     assert_eq!(rig.scheduler.sequences.get(victim).unwrap().preemptions, 1);
-    assert_eq!(rig.plan.tokens.len(), 8);
+    assert_eq!(rig.plan.tokens.len(), 4);
 }
 
 #[test]
@@ -333,7 +315,7 @@ fn a_row_from_before_a_preemption_gives_its_token_and_no_block() {
     rig.retire(&next);
     rig.scheduler.remove(a);
     let (shares, _) = rig.plan();
-    assert_eq!(shares, [(1, 32, false)], "prompt and token again; the blocks of the failed attempt were not indexed");
+    assert_eq!(shares, [(1, 1, true)], "the blocks of the attempt are found");
 }
 
 #[test]
@@ -347,9 +329,9 @@ fn a_step_scores_a_bounded_number_of_rows() {
     rig.add(prompt(3, 300), 5, 0);
     assert_eq!(rig.step(), [(0, 64, false), (2, 300, true)], "the second waits for rows and keeps nobody waiting");
     assert_eq!((scores(&rig), rig.plan.rows()), (vec![0..64, 0..0], 65));
-    assert_eq!(rig.plan.joined.len(), 2, "a sequence without tokens joins later");
-    assert_eq!(rig.step(), [(0, 37, true), (1, 28, false), (2, 1, true)]);
-    assert_eq!(scores(&rig), [64..100, 0..28, 0..0]);
+    assert_eq!((rig.plan.joined.len(), rig.scheduler.running()), (2, 2), "no seat without tokens");
+    assert_eq!(rig.step(), [(0, 37, true), (2, 1, true), (1, 28, false)]);
+    assert_eq!(scores(&rig), [64..100, 0..0, 0..28]);
     assert_eq!((rig.plan.joined.len(), rig.plan.rows()), (1, 66));
     assert_eq!(rig.step(), [(0, 1, true), (1, 42, false), (2, 1, true)]);
     assert_eq!(scores(&rig)[1], 28..69);

@@ -13,7 +13,7 @@ impl Scheduler {
         record.step = step;
         record.sampling = false;
         self.images.write_encoded(plan);
-        record.encodes = !plan.encode.is_empty();
+        record.image_tokens = plan.encode.iter().flat_map(|planned| &planned.media).map(|rows| rows.len()).sum();
         let mut rows = 0;
         for &Chosen { key, tokens, scores, .. } in &self.chosen {
             let Some(sequence) = self.sequences.get_mut(key) else { continue };

@@ -20,7 +20,7 @@ use serde_json::{Map, Value};
 use octavo_ops::{StorageType, TensorData, WeightError, WeightSource};
 
 pub use generation::GenerationConfig;
-pub use gguf::GgufError;
+pub use gguf::{GgufError, GridType};
 pub use processor::{ImageSize, ProcessorConfig, Resample, ViewText};
 pub use sentence::SentenceSettings;
 pub use tokenizer::{GgufTokenizer, TokenizerData};
@@ -95,11 +95,13 @@ pub enum Format {
     HuggingFace,
 }
 
-/// Number and size of the tensors of one storage type.
+/// Number and size of the tensors of one type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StorageTotal {
-    /// Storage type.
+    /// Storage type as which they are read.
     pub storage: StorageType,
+    /// Their type in the file, if it is read as another one.
+    pub grid: Option<GridType>,
     /// Number of tensors.
     pub tensors: usize,
     /// Size of the tensors.
@@ -111,6 +113,8 @@ pub struct StorageTotal {
 pub(crate) struct TensorInfo {
     /// Storage type, or the name of an unsupported element type.
     storage: Result<StorageType, String>,
+    /// Type in the file, if it is not the storage type.
+    grid: Option<GridType>,
     /// Shape, outermost dimension first.
     shape: Vec<usize>,
     /// Range of bytes in the file.
@@ -422,9 +426,11 @@ impl Checkpoint {
         if let Files::Dummy { storage, .. } = &self.files {
             return Ok((*storage, needed.to_vec()));
         }
-        match self.derived(name) {
-            Some(derived) => derived.describe(self),
-            None => self.tensor(name).map(|tensor| (tensor.storage, tensor.shape)),
+        match (self.derived(name), self.find(name)) {
+            (Some(derived), _) => derived.describe(self),
+            // Its bytes are made when they are read.
+            (None, Some((info, _))) if info.grid.is_some() => Ok((info.storage(name)?, info.shape.clone())),
+            (None, _) => self.tensor(name).map(|tensor| (tensor.storage, tensor.shape)),
         }
     }
 
@@ -476,9 +482,14 @@ impl WeightSource for Checkpoint {
 impl TensorInfo {
     /// Returns the tensor from its file.
     fn read<'a>(&self, name: &str, file: &'a [u8]) -> Result<TensorData<'a>, WeightError> {
-        let storage = self.storage.clone().map_err(|dtype| unsupported(name, &dtype))?;
         // The ranges were checked against the file when it was opened.
-        Ok(TensorData { storage, shape: self.shape.clone(), bytes: file[self.range.clone()].into() })
+        let stored = &file[self.range.clone()];
+        let bytes = self.grid.map_or_else(|| stored.into(), |grid| grid.transcode(stored).into());
+        Ok(TensorData { storage: self.storage(name)?, shape: self.shape.clone(), bytes })
+    }
+
+    fn storage(&self, name: &str) -> Result<StorageType, WeightError> {
+        self.storage.clone().map_err(|dtype| unsupported(name, &dtype))
     }
 }
 
@@ -492,7 +503,8 @@ fn totals<'a>(infos: impl Iterator<Item = &'a TensorInfo>) -> Vec<StorageTotal> 
     let mut by_name = BTreeMap::new();
     for info in infos {
         let Ok(storage) = info.storage else { continue };
-        let total = by_name.entry(storage.name()).or_insert(StorageTotal { storage, tensors: 0, bytes: 0 });
+        let name = info.grid.map_or(storage.name(), GridType::name);
+        let total = by_name.entry(name).or_insert(StorageTotal { storage, grid: info.grid, tensors: 0, bytes: 0 });
         total.tensors += 1;
         total.bytes += info.range.len() as u64;
     }

@@ -119,6 +119,7 @@ impl Shards {
             let (start, end) = info.data_offsets;
             let place = TensorInfo {
                 storage: storage_type(info.dtype).ok_or_else(|| format!("{:?}", info.dtype)),
+                grid: None,
                 shape: info.shape.clone(),
                 range: data_start + start..data_start + end,
             };

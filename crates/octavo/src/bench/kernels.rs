@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
-use octavo_backend_cuda::{CudaBackend, CudaConfig, KernelBench, KernelTime, Memory, named_folders};
+use octavo_backend_cuda::{CudaBackend, CudaConfig, ExpertSizes, KernelBench, KernelTime, Memory, named_folders};
 use octavo_bench::roofline::{Bounds, Figures, Limits, table};
 use octavo_models::{Checkpoint, ModelConfig, ResolveOptions};
 use octavo_ops::HeadShape;
@@ -59,15 +59,19 @@ pub(super) fn open(config: CudaConfig) -> Result<CudaBackend> {
 }
 
 fn bench(args: &BenchKernelsArgs) -> Result<KernelBench> {
-    let shape = match &args.model {
-        None => SHAPE,
-        Some(model) => sizes(Checkpoint::open_shape(&pull::resolve_shape(model, &args.source)?.path)?.config()),
+    let (shape, experts) = match &args.model {
+        None => (SHAPE, None),
+        Some(model) => {
+            let checkpoint = Checkpoint::open_shape(&pull::resolve_shape(model, &args.source)?.path)?;
+            (sizes(checkpoint.config()), experts(checkpoint.config()))
+        }
     };
     let (hidden, inner, heads, layers, vocab_size) = shape;
     let SizesArgs { batch_sizes, contexts, prefill } = &args.sizes;
     Ok(KernelBench {
         hidden,
         inner,
+        experts,
         heads,
         layers,
         vocab_size,
@@ -82,6 +86,13 @@ fn bench(args: &BenchKernelsArgs) -> Result<KernelBench> {
 fn sizes(config: &ModelConfig) -> (usize, usize, HeadShape, usize, usize) {
     let heads = config.head_shape();
     (config.hidden_size, config.layers[0].mlp.intermediate_size, heads, config.layers.len(), config.vocab_size)
+}
+
+fn experts(config: &ModelConfig) -> Option<ExpertSizes> {
+    config.layers.iter().find_map(|layer| {
+        let experts = layer.experts.as_ref()?;
+        Some(ExpertSizes { count: experts.count, chosen: experts.chosen, inner: layer.mlp.intermediate_size })
+    })
 }
 
 /// Settings of a backend that runs no step of a model.

@@ -124,9 +124,10 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_enum, default_value_t = Dtype::Auto, hide_possible_values = true)]
     pub(crate) dtype: Dtype,
 
-    /// Data type of the KV cache: auto or int8_per_token_head.
+    /// Data type of the KV cache: auto, fp8 or int8_per_token_head.
     ///
-    /// `auto` is bfloat16; int8_per_token_head takes about half the memory.
+    /// `auto` is bfloat16. `fp8` (e4m3) takes half the memory, and int8_per_token_head, which is more exact, a little more.
+    /// On a GPU, the type is that of --dtype.
     #[arg(long, default_value = "auto", value_name = "DTYPE")]
     pub(crate) kv_cache_dtype: String,
 
@@ -197,6 +198,10 @@ pub(crate) struct EngineArgs {
     /// Maximum tokens of one prompt in a step while other requests run; 0 sets no limit.
     #[arg(long, value_parser = values::amount, default_value = "0", value_name = "TOKENS")]
     pub(crate) long_prefill_token_threshold: usize,
+
+    /// Share of the KV cache that stays free for the output of running requests when another is admitted.
+    #[arg(long, value_parser = values::part, default_value = "0.01", value_name = "SHARE")]
+    pub(crate) watermark: f64,
 
     /// Reuse the KV cache of common prefixes [default: on].
     ///

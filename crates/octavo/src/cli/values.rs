@@ -276,6 +276,14 @@ pub(crate) fn share(text: &str) -> Result<f64, String> {
     }
 }
 
+/// A fraction from 0 to below 1.
+pub(crate) fn part(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(part) if (0.0..1.0).contains(&part) => Ok(part),
+        _ => Err(format!("'{text}' is not a number from 0 to below 1")),
+    }
+}
+
 pub(crate) fn json_object(text: &str) -> Result<JsonObject, String> {
     match serde_json::from_str(text) {
         Ok(Value::Object(object)) => Ok(JsonObject(object)),
@@ -371,6 +379,10 @@ mod tests {
         assert_eq!(seconds("2.5"), Ok(2.5));
         for bad in ["0", "1.1", "-1", "nan", "x"] {
             assert!(share(bad).is_err(), "{bad}");
+        }
+        assert_eq!(part("0"), Ok(0.0));
+        for bad in ["1", "-0.1", "nan", "x"] {
+            assert!(part(bad).is_err(), "{bad}");
         }
         for bad in ["-1", "1e9", "nan", "soon"] {
             assert!(seconds(bad).is_err(), "{bad}");

@@ -80,7 +80,12 @@ fn kv_dtype(name: &str) -> Result<KvDtype> {
             Ok(KvDtype::Bf16)
         }
         "int8_per_token_head" | "int8" => Ok(KvDtype::Int8),
-        _ => bail!("--kv-cache-dtype {name}: not supported; accepted: auto, bfloat16, int8_per_token_head"),
+        "fp8" | "fp8_e4m3" => Ok(KvDtype::Fp8),
+        _ => {
+            bail!(
+                "--kv-cache-dtype {name}: not supported; accepted: auto, bfloat16, fp8, fp8_e4m3, int8_per_token_head"
+            )
+        }
     }
 }
 

@@ -14,6 +14,7 @@ mod quantised;
 pub(crate) mod settings;
 mod stand_in;
 mod vectors;
+mod watchdog;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -102,16 +103,26 @@ async fn serve(args: ServeArgs) -> Result<()> {
         tokio::spawn(file.follow(server.keys()));
     }
     let upkeep = log_stats.then(|| telemetry.spawn_upkeep(on_gpu));
-    let served = server.serve(listener, shutdown).await;
-    drop(upkeep);
-    let end = move || {
-        engine.join();
-        // Every request has ended: the remaining traces are sent now.
-        drop(traces);
+    let handle = engine.handle();
+    let served = async {
+        let served = server.serve(listener, shutdown).await;
+        drop(upkeep);
+        let end = move || {
+            engine.join();
+            // Every request has ended: the remaining traces are sent now.
+            drop(traces);
+        };
+        tokio::task::spawn_blocking(end).await?;
+        info!("stopped");
+        Ok(served?)
     };
-    tokio::task::spawn_blocking(end).await?;
-    info!("stopped");
-    Ok(served?)
+    tokio::select! {
+        result = served => result,
+        // Neither the rest of the requests nor the engine is waited for.
+        age = watchdog::hung(handle) => {
+            bail!("the device hangs: no step has ended for {:.0} s; the server ends without its requests", age.as_secs_f64())
+        }
+    }
 }
 
 /// The composed server before it listens.

@@ -1,7 +1,7 @@
 //! Quantised weights: what an operator expects, and what is kept of them.
 
 use anyhow::{Result, bail};
-use octavo_models::{Checkpoint, Format};
+use octavo_models::{Checkpoint, Format, StorageTotal};
 use octavo_ops::{Program, StorageType};
 use tracing::info;
 
@@ -23,8 +23,19 @@ pub(super) fn check(expected: Option<&str>, checkpoint: &Checkpoint) -> Result<(
     }
 }
 
-/// Says in which storage types the matrices of a Hugging Face directory are read, and how large they are.
+/// Says in which storage types quantised matrices are read, and how large they are.
 pub(super) fn describe(checkpoint: &Checkpoint, program: &Program) {
+    for StorageTotal { storage, grid, tensors, .. } in checkpoint.storage_summary() {
+        let Some(grid) = grid else { continue };
+        let loss = match storage {
+            StorageType::BF16 => "each weight is within 0.2 % of its value",
+            _ => "without a loss",
+        };
+        let bytes = storage.block_bytes() as f64 / storage.block_elements() as f64;
+        info!(
+            "quantisation: {tensors} tensors of the type {grid} are kept as {storage}, {bytes:.2} bytes per parameter, {loss}"
+        );
+    }
     let Some(method) = checkpoint.quantisation().filter(|_| checkpoint.format() == Format::HuggingFace) else { return };
     let matrices = program.weights.iter().filter(|weight| weight.cols > 1);
     let parts =

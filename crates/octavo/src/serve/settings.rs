@@ -327,6 +327,7 @@ pub(crate) fn engine_config(
         prefix_seed: settings.prefix_seed.clone(),
         enable_chunked_prefill: args.enable_chunked_prefill,
         long_prefill_token_threshold: args.long_prefill_token_threshold,
+        watermark: args.watermark,
         max_queued_requests: args.max_num_queued_reqs.unwrap_or(defaults.max_queued_requests),
         max_queued_tokens: args.max_num_queued_tokens.unwrap_or(defaults.max_queued_tokens),
     }

@@ -72,6 +72,21 @@ pub const fn e4m3(code: u8) -> f32 {
     if code & 0x80 != 0 { -magnitude } else { magnitude }
 }
 
+/// Returns the nearest e4m3 code, ties to even. Numbers beyond ±448 become ±448, and NaN stays NaN.
+pub fn to_e4m3(x: f32) -> u8 {
+    let magnitude = x.abs().min(448.0);
+    let code = if x.is_nan() {
+        0x7f
+    } else if magnitude < 1.0 / 64.0 {
+        // The codes up to the least normal number are multiples of 1/512.
+        (magnitude * 512.0).round_ties_even() as u32
+    } else {
+        let bits = magnitude.to_bits();
+        ((bits + 0x7_ffff + (bits >> 20 & 1)) >> 20) - (120 << 3)
+    };
+    (x.to_bits() >> 24 & 0x80 | code) as u8
+}
+
 /// Returns the factor of group `group` of an IQ4_XS block, of which these are the first eight bytes: an f16 scale, the
 /// upper pairs of bits of eight factors, their lower nibbles. The offset is 32.
 pub const fn iq4_xs_factor(header: &[u8; 8], group: usize) -> i8 {
@@ -192,6 +207,20 @@ mod tests {
             assert_eq!(e4m3(code), value, "{code:#x}");
         }
         assert!(e4m3(0x7f).is_nan() && e4m3(0xff).is_nan());
+    }
+
+    #[test]
+    fn numbers_become_the_nearest_code() {
+        for code in (0..=255u8).filter(|code| code & 0x7f != 0x7f) {
+            assert_eq!(to_e4m3(e4m3(code)), code);
+            // Between two codes, the even one is taken.
+            let (next, even) = (code + 1, code + (code & 1));
+            if next & 0x7f != 0x7f {
+                assert_eq!(to_e4m3((e4m3(code) + e4m3(next)) / 2.0), even, "{code:#x}");
+            }
+        }
+        assert_eq!([1e9, f32::INFINITY, -449.0].map(to_e4m3), [0x7e, 0x7e, 0xfe]);
+        assert!(e4m3(to_e4m3(f32::NAN)).is_nan());
     }
 
     #[test]

@@ -4,7 +4,9 @@ mod decode;
 
 use std::fmt;
 
-pub use decode::{Decoder, E2M1_DOUBLED, FP4_VALUES, IQ4_VALUES, NF4_VALUES, e4m3, e8m0_halved, iq4_xs_factor};
+pub use decode::{
+    Decoder, E2M1_DOUBLED, FP4_VALUES, IQ4_VALUES, NF4_VALUES, e4m3, e8m0_halved, iq4_xs_factor, to_e4m3,
+};
 
 /// Storage type of (a part of) a weight, with the block sizes of the GGML formats.
 ///

@@ -33,6 +33,8 @@ impl Rounding {
     pub const BF16: Self = Self { relative: 1.0 / 256.0, of_largest: 0.0 };
     /// Rounding of keys and values to multiples of 1/127 of the head's largest, and of queries to bf16.
     pub const INT8: Self = Self { relative: 1.0 / 256.0, of_largest: 1.0 / 254.0 };
+    /// Rounding of keys and values to e4m3, which has 4 bits of fraction including the implicit one.
+    pub const FP8: Self = Self { relative: 1.0 / 16.0, of_largest: 0.0 };
 }
 
 /// A model, a sequence and the exact results, in f64.

@@ -137,9 +137,14 @@ pub(crate) async fn reset_prefix_cache(State(state): State<AppState>, parameters
     answer(reset.await)
 }
 
+fn switch_to(state: &AppState, activity: Activity) {
+    state.pause.switch_to(activity);
+    state.engine_metrics.awake(activity != Activity::Asleep);
+}
+
 /// Pauses the engine and waits until no step is in flight.
 async fn halt(state: &AppState, activity: Activity, mode: Mode, clear: bool) -> Result<(), ApiError> {
-    state.pause.switch_to(activity);
+    switch_to(state, activity);
     match mode {
         Mode::Abort => state.engine.pause(true),
         Mode::Wait => state.engine.pause(false),
@@ -154,7 +159,7 @@ async fn halt(state: &AppState, activity: Activity, mode: Mode, clear: bool) -> 
 }
 
 fn go_on(state: &AppState) {
-    state.pause.switch_to(Activity::Running);
+    switch_to(state, Activity::Running);
     state.engine.resume();
     tracing::info!("the engine is resumed");
 }

@@ -116,13 +116,17 @@ async fn only_a_sleep_that_releases_no_memory_is_possible() {
         assert!(response.text().await.unwrap().contains(part), "{query}");
         assert_eq!(state(&server).await, (json!(false), json!(false)), "it is still awake");
     }
+    let awake = "vllm:engine_sleep_state{engine=\"0\",model_name=\"mock\",sleep_state=\"awake\"}";
+    assert_eq!(server.metric(awake), 1.0);
     assert_eq!(command(&server, "/sleep?level=0").await, json!({"status": "sleeping", "level": 0}));
+    assert_eq!(server.metric(awake), 0.0);
     assert_eq!(state(&server).await, (json!(true), json!(true)));
     assert_eq!(chat(&server).await.0, 503);
     let partly = command(&server, "/wake_up?tags=weights&tags=kv_cache").await;
     assert_eq!(partly, json!({"status": "awake", "tags": ["weights", "kv_cache"]}));
     assert_eq!(state(&server).await.1, json!(true), "its scheduling still sleeps");
     assert_eq!(command(&server, "/wake_up").await, json!({"status": "awake", "tags": null}));
+    assert_eq!(server.metric(awake), 1.0);
     assert_eq!(state(&server).await, (json!(false), json!(false)));
     assert_eq!(chat(&server).await.0, 200);
     let unknown = server.client.post(format!("{}/wake_up?tags=lights", server.url)).send().await.unwrap();

@@ -72,6 +72,9 @@ const SIMPLE: &[(&str, &str, &str, &[&str])] = &[
     ("vllm:generation_tokens_total", "counter", "", &[]),
     ("vllm:prefix_cache_queries_total", "counter", "", &[]),
     ("vllm:prefix_cache_hits_total", "counter", "", &[]),
+    ("vllm:engine_sleep_state", "gauge", "sleep_state", &["awake", "weights_offloaded", "discard_all"]),
+    ("vllm:external_prefix_cache_queries_total", "counter", "", &[]),
+    ("vllm:external_prefix_cache_hits_total", "counter", "", &[]),
     ("vllm:mm_cache_queries_total", "counter", "", &[]),
     ("vllm:mm_cache_hits_total", "counter", "", &[]),
     ("octavo_encoder_cache_queries_total", "counter", "", &[]),
@@ -111,7 +114,8 @@ fn every_engine_series_is_there_at_zero_from_the_start() {
     let lora = "vllm:lora_requests_info";
     for family in families.iter().filter(|f| f.name.starts_with("vllm:") && f.name != lora) {
         for sample in &family.samples {
-            assert_eq!(sample.value, 0.0, "{sample:?}");
+            let awake = sample.labels.get("sleep_state").is_some_and(|state| state == "awake");
+            assert_eq!(sample.value, f64::from(u8::from(awake)), "{sample:?}");
             assert_eq!(sample.labels.get("model_name").map(String::as_str), Some("m"), "{sample:?}");
             assert_eq!(sample.labels.get("engine").map(String::as_str), Some("0"), "{sample:?}");
         }
@@ -284,26 +288,64 @@ fn gauges_show_the_last_step() {
 fn a_request_without_a_token_has_no_stage_times() {
     let telemetry = telemetry("m");
     let engine = telemetry.engine();
-    engine.finished(&FinishedRequest { reason: "abort", prompt_tokens: 7, ..FinishedRequest::default() });
     engine.finished(&FinishedRequest { reason: "surprise", n: Some(4), ..FinishedRequest::default() });
     engine.parent_finished(12);
     let families = scrape(&telemetry);
     let count = |name: &str| family(&families, name).value("_count", &[]);
-    assert_eq!(count("vllm:e2e_request_latency_seconds"), 2.0);
+    assert_eq!(count("vllm:e2e_request_latency_seconds"), 1.0);
     assert_eq!(count("vllm:request_queue_time_seconds"), 0.0);
     assert_eq!(count("vllm:request_decode_time_seconds"), 0.0);
     assert_eq!(count("vllm:request_params_n"), 1.0);
     assert_eq!(family(&families, "vllm:request_max_num_generation_tokens").value("_sum", &[]), 12.0);
     let success = family(&families, "vllm:request_success_total");
-    assert_eq!(success.value("", &[("finished_reason", "abort")]), 1.0);
     assert_eq!(success.value("", &[("finished_reason", "error")]), 1.0);
+}
+
+/// As in vLLM, which forgets an aborted request without an observation.
+#[test]
+fn an_aborted_request_is_counted_and_enters_no_histogram() {
+    let telemetry = telemetry("m");
+    let time = Some(Duration::from_secs(1));
+    telemetry.engine().finished(&FinishedRequest {
+        reason: "abort",
+        queue: time,
+        prefill: time,
+        decode: time,
+        prompt_tokens: 7,
+        n: Some(1),
+        ..FinishedRequest::default()
+    });
+    let families = scrape(&telemetry);
+    for (name, _) in HISTOGRAMS {
+        assert_eq!(family(&families, name).value("_count", &[]), 0.0, "{name}");
+    }
+    assert_eq!(family(&families, "vllm:request_success_total").value("", &[("finished_reason", "abort")]), 1.0);
+}
+
+#[test]
+fn a_sleeping_engine_is_not_awake() {
+    let telemetry = telemetry("m");
+    let engine = telemetry.engine();
+    for (awake, expected) in [(false, 0.0), (true, 1.0)] {
+        engine.awake(awake);
+        let families = scrape(&telemetry);
+        let state = family(&families, "vllm:engine_sleep_state");
+        assert_eq!(state.value("", &[("sleep_state", "awake")]), expected);
+        assert_eq!(state.value("", &[("sleep_state", "discard_all")]), 0.0);
+    }
 }
 
 #[test]
 fn a_disabled_handle_observes_nothing() {
-    let engine = EngineMetrics::disabled();
-    engine.step(&StepStats { generated_tokens: 1, ..StepStats::default() });
-    finish(&engine, 1, 1);
+    let telemetry = telemetry("m");
+    let samples = || scrape(&telemetry).into_iter().filter(|f| f.name.starts_with("vllm:")).map(|f| f.samples);
+    let values = || samples().flatten().filter(|s| !s.labels.contains_key("max_lora")).map(|s| s.value);
+    let before: Vec<f64> = values().collect();
+    for (engine, observes) in [(EngineMetrics::disabled(), false), (telemetry.engine(), true)] {
+        engine.step(&StepStats { generated_tokens: 1, ..StepStats::default() });
+        finish(&engine, 1, 1);
+        assert_eq!(values().ne(before.iter().copied()), observes);
+    }
 }
 
 fn exchange(http: &HttpMetrics, method: &str, handler: Option<&str>, status: u16) {

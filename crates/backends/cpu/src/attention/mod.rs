@@ -109,7 +109,7 @@ pub(crate) struct Keys<'a> {
     widened: &'a mut Widened,
 }
 
-/// A tile of integers, widened, or the values of a tile whose cache has them as a part of the keys.
+/// A tile of elements of 8 bits, widened, or the values of a tile whose cache has them as a part of the keys.
 struct Widened {
     /// Words by block: keys, then values, in bf16 in the layout of [`crate::kv`]. There are only values if the cache has
     /// keys in bf16.
@@ -131,9 +131,9 @@ impl Keys<'_> {
     fn widened_words(cache: LayerCache) -> (usize, usize) {
         let keys = match cache.dtype() {
             KvDtype::Bf16 => 0,
-            KvDtype::Int8 => cache.heads().dim.next_multiple_of(4) * BLOCK / 2,
+            KvDtype::Int8 | KvDtype::Fp8 => cache.heads().dim.next_multiple_of(4) * BLOCK / 2,
         };
-        let has_values = cache.dtype() == KvDtype::Int8 || cache.heads().values != Values::Own;
+        let has_values = cache.dtype() != KvDtype::Bf16 || cache.heads().values != Values::Own;
         let values = cache.heads().value_dim().next_multiple_of(CHUNK) * BLOCK / 2;
         (keys, if has_values { values } else { 0 })
     }
@@ -153,16 +153,16 @@ impl Keys<'_> {
             let (keys, values) = words.split_at_mut(key_words);
             let keys = match self.cache.dtype() {
                 KvDtype::Bf16 => block.keys,
-                KvDtype::Int8 => {
-                    isa.widen(block.keys, keys);
+                dtype => {
+                    widen(isa, dtype, block.keys, keys);
                     &*keys
                 }
             };
             match self.cache.heads().values {
-                Values::Own => isa.widen(block.values, values),
+                Values::Own => widen(isa, self.cache.dtype(), block.values, values),
                 Values::Prefix(_) => turn(isa, keys, values),
             }
-            if self.cache.dtype() == KvDtype::Bf16 {
+            if self.cache.dtype() != KvDtype::Int8 {
                 continue;
             }
             let filled = self.len.saturating_sub(index * BLOCK);
@@ -180,7 +180,7 @@ impl Keys<'_> {
         let (key_words, value_words) = Self::widened_words(self.cache);
         let stride = key_words + value_words;
         let (keys, values) = self.widened.words[index % (KEYS / BLOCK) * stride..][..stride].split_at(key_words);
-        if self.cache.dtype() == KvDtype::Int8 {
+        if self.cache.dtype() != KvDtype::Bf16 {
             return (&keys[..self.key_words()], values);
         }
         // SAFETY: no thread writes the cache while it is read.
@@ -191,7 +191,7 @@ impl Keys<'_> {
     /// Returns the factors of the scores and of the weights of the current tile, if there are any.
     fn scales(&self) -> Option<(&[f32; KEYS], &[f32; KEYS])> {
         match self.cache.dtype() {
-            KvDtype::Bf16 => None,
+            KvDtype::Bf16 | KvDtype::Fp8 => None,
             KvDtype::Int8 => Some((&self.widened.key_scales, &self.widened.value_scales)),
         }
     }
@@ -204,6 +204,14 @@ per_isa! {
 
     /// Does [`turn`] on instruction sets without a special kernel.
     fn turn_plain(keys: &[u32], values: &mut [u32]);
+}
+
+/// Converts words of four elements of 8 bits to words of two bf16.
+fn widen(isa: Isa, dtype: KvDtype, words: &[u32], out: &mut [u32]) {
+    match dtype {
+        KvDtype::Fp8 => isa.widen_e4m3(words, out),
+        KvDtype::Int8 | KvDtype::Bf16 => isa.widen(words, out),
+    }
 }
 
 /// Turns the first dimensions of sixteen keys, in pairs of dimensions, into values, in pairs of slots. Dimensions that the

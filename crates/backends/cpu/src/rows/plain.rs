@@ -250,8 +250,31 @@ pub(super) fn code<const FMA: bool>(x: &[f32], codes: &mut [i8], scale: &mut f32
 #[inline(always)]
 pub(super) fn widen<const FMA: bool>(words: &[u32], out: &mut [u32]) {
     // An 8-bit integer is exact in bf16, which is the upper half of its f32.
-    let float = |word: u32, byte: u32| ((word << (24 - 8 * byte)) as i32 >> 24) as f32;
-    let pair = |word: u32, byte: u32| float(word, byte).to_bits() >> 16 | float(word, byte + 1).to_bits();
+    widen_by(words, out, |word, byte| (((word << (24 - 8 * byte)) as i32 >> 24) as f32).to_bits());
+}
+
+#[inline(always)]
+pub(super) fn widen_e4m3<const FMA: bool>(words: &[u32], out: &mut [u32]) {
+    widen_by(words, out, |word, byte| {
+        let code = word >> (8 * byte);
+        let magnitude = code & 0x7f;
+        // The exponent moves to its place with the other bias. Denormal numbers are multiples of the least of them.
+        let normal = (magnitude << 20) + (120 << 23);
+        let denormal = (magnitude as i32 as f32 / 512.0).to_bits();
+        let bits = if magnitude < 8 { denormal } else { normal };
+        (if magnitude == 0x7f { f32::NAN.to_bits() } else { bits }) | (code & 0x80) << 24
+    });
+}
+
+#[inline(always)]
+pub(super) fn to_e4m3<const FMA: bool>(x: &[f32], codes: &mut [i8]) {
+    x.iter().zip(codes).for_each(|(&x, code)| *code = octavo_ops::to_e4m3(x) as i8);
+}
+
+/// Widens by a function that returns the bits of a byte of a word as f32, of which the lower half is 0.
+#[inline(always)]
+fn widen_by(words: &[u32], out: &mut [u32], float: impl Fn(u32, u32) -> u32) {
+    let pair = |word: u32, byte: u32| float(word, byte) >> 16 | float(word, byte + 1);
     for (words, out) in words.as_chunks::<LANES>().0.iter().zip(out.as_chunks_mut::<{ 2 * LANES }>().0) {
         let (first, second) = out.split_at_mut(LANES);
         for lane in 0..LANES {

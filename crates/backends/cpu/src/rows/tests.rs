@@ -146,15 +146,35 @@ fn codes_of_a_row_are_near_it_and_exact_when_widened() {
     each(|isa| {
         let mut out = vec![0; 2 * words.len()];
         isa.widen(&words, &mut out);
-        let number = |half: u32| bf16::from_bits(half as u16).to_f32();
-        for (words, out) in words.chunks(LANES).zip(out.chunks(2 * LANES)) {
-            for (lane, word) in words.iter().enumerate() {
-                let pairs = [out[lane], out[LANES + lane]];
-                let found = pairs.map(|pair| [number(pair & 0xffff), number(pair >> 16)]);
-                let bytes = word.to_le_bytes().map(|byte| f32::from(byte as i8));
-                assert_eq!(found.as_flattened(), bytes);
-            }
+        assert_widened(&words, &out, |byte| f32::from(byte as i8));
+    });
+}
+
+/// Checks that rows of words have become the numbers of their bytes.
+fn assert_widened(words: &[u32], out: &[u32], number: impl Fn(u8) -> f32) {
+    let half = |half: u32| bf16::from_bits(half as u16).to_f32();
+    for (words, out) in words.chunks(LANES).zip(out.chunks(2 * LANES)) {
+        for (lane, word) in words.iter().enumerate() {
+            let pairs = [out[lane], out[LANES + lane]];
+            let found = pairs.map(|pair| [half(pair & 0xffff), half(pair >> 16)]);
+            let bytes = word.to_le_bytes().map(&number);
+            let same = found.as_flattened().iter().zip(bytes).all(|(a, b)| *a == b || a.is_nan() && b.is_nan());
+            assert!(same, "{found:?} of {bytes:?}");
         }
+    }
+}
+
+#[test]
+fn every_e4m3_number_is_exact_when_widened() {
+    let words: Vec<u32> = (0..64u32).map(|i| 0x0302_0100 + 0x0404_0404 * i).collect();
+    each(|isa| {
+        let mut out = vec![0; 2 * words.len()];
+        isa.widen_e4m3(&words, &mut out);
+        assert_widened(&words, &out, octavo_ops::e4m3);
+        let x = values(12, 300, 200.0);
+        let mut codes = vec![0i8; x.len()];
+        isa.to_e4m3(&x, &mut codes);
+        assert!(codes.iter().zip(&x).all(|(code, x)| *code as u8 == octavo_ops::to_e4m3(*x)));
     });
 }
 

@@ -7,6 +7,7 @@
 mod attention;
 mod cases;
 mod ceilings;
+mod experts;
 mod products;
 mod rows;
 
@@ -37,6 +38,8 @@ pub struct KernelBench {
     pub hidden: usize,
     /// Number of columns of the gated activation.
     pub inner: usize,
+    /// Experts, if the model has any.
+    pub experts: Option<ExpertSizes>,
     /// Numbers of query heads and of key-value heads, and number of elements of a head.
     pub heads: octavo_ops::HeadShape,
     /// Number of layers, because a KV block contains all of them.
@@ -53,6 +56,17 @@ pub struct KernelBench {
     pub filter: Option<String>,
     /// Minimum duration of one measurement of a kernel.
     pub min_time: Duration,
+}
+
+/// Sizes of a mixture of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertSizes {
+    /// Number of experts.
+    pub count: usize,
+    /// Number of experts of a token.
+    pub chosen: usize,
+    /// Number of columns of an expert's gated activation.
+    pub inner: usize,
 }
 
 /// Time of a kernel.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use octavo_backend_cuda::testing::Control;
 use octavo_backend_cuda::testing::devices::{H200, SMALL, V100};
-use octavo_backend_cuda::{CeilingsBench, CudaConfig, Dtype, KernelBench, KernelTime, Unmeasured};
+use octavo_backend_cuda::{CeilingsBench, CudaConfig, Dtype, ExpertSizes, KernelBench, KernelTime, Unmeasured};
 use octavo_ops::HeadShape;
 
 use crate::common::open;
@@ -15,6 +15,7 @@ fn sizes(filter: Option<&str>) -> KernelBench {
     KernelBench {
         hidden: 64,
         inner: 256,
+        experts: Some(ExpertSizes { count: 8, chosen: 2, inner: 32 }),
         heads: HeadShape::new(4, 2, 64),
         layers: 2,
         vocab_size: 101,
@@ -57,6 +58,7 @@ fn every_family_of_kernels_is_measured_on_every_chip() {
             "copy",
             "dequantize",
             "embed",
+            "expert",
             "gather",
             "gemm",
             "gemv",
@@ -74,6 +76,11 @@ fn every_family_of_kernels_is_measured_on_every_chip() {
         assert_eq!(named("paged_decode") && named("paged_prefill"), dtype != Dtype::F32);
         assert_eq!(named("paged_prefill_volta") && named("gemm_volta"), device == V100);
         assert_eq!(named("cublasLt"), dtype != Dtype::F32);
+        // 70 rows are 17.5 pairs of each expert.
+        assert_eq!(
+            [named("expert_mma_bf16_small"), named("expert_volta_f16_small")],
+            [dtype == Dtype::Bf16, device == V100]
+        );
     }
 }
 
@@ -87,6 +94,9 @@ fn bytes_and_flops_are_those_of_the_sizes() {
     // Weight, input and output count once; a multiply-add is two FLOPs.
     assert_eq!(of("gemv_bf16_m2", "qkv 512x64, 2 rows"), (2 * (512 * 64 + 2 * 64 + 2 * 512), 2 * 2 * 512 * 64));
     assert_eq!(of("cublasLt", "head 101x64, 1 row"), (2 * (101 * 64 + 64) + 4 * 101, 2 * 101 * 64));
+    // Two rows choose four of the eight experts.
+    let bytes = 2 * (4 * 64 * 64 + 2 * 64 + 4 * 64);
+    assert_eq!(of("expert_gemv_bf16", "8 experts 64x64, 2 rows of 2"), (bytes, 2 * 4 * 64 * 64));
     // The bytes are keys and values of two heads of 64, and queries and outputs of four.
     assert_eq!(of("paged_decode", "2 sequences of 300 tokens"), (2 * 2 * (300 * 2 * 128 + 2 * 256), 4 * 2 * 300 * 256));
     assert_eq!(of("paged_prefill", "a prompt of 70 tokens"), (2 * 70 * (2 * 128 + 2 * 256), 4 * 256 * 70 * 71 / 2));

@@ -112,7 +112,10 @@ fn sixteen_bits_are_as_near_as_their_rounding_allows() {
         // Every expert is chosen, since the rounding of activations may change a choice.
         let experts = TinyExperts { chosen: 5, shared: true, ..TinyExperts::default() };
         let model = TinyModel { experts: Some(experts), ..wide() };
-        with_suite(&config, worst, mean, |suite| suite.near_reference(&model, 12)).unwrap();
+        // Three tokens are for products of vectors, twelve for small tiles and 70 for large ones.
+        for tokens in [3, 12, 70] {
+            with_suite(&config, worst, mean, |suite| suite.near_reference(&model, tokens)).unwrap();
+        }
         // The sizes of DeepSeek-V2, for which sm_80 and later have kernels.
         with_suite(&config, worst, mean, |suite| suite.near_reference(&real_latents(3), 20)).unwrap();
         // Only the plain kernel supports these heads.
@@ -124,6 +127,9 @@ fn sixteen_bits_are_as_near_as_their_rounding_allows() {
 fn bits_of_sixteen_do_not_depend_on_the_batch_if_that_is_asked_for() {
     let config = CudaConfig { dtype: Some(Dtype::Bf16), batch_invariant: true, ..config() };
     with_suite(&config, 1.0, 1.0, |suite| suite.same_bits(&wide(), 11)).unwrap();
+    let experts = TinyExperts { chosen: 5, ..TinyExperts::default() };
+    with_suite(&config, 1.0, 1.0, |suite| suite.same_bits(&TinyModel { experts: Some(experts), ..wide() }, 12))
+        .unwrap();
 }
 
 #[test]

@@ -5,6 +5,7 @@
 
 mod cursor;
 mod file;
+mod grid;
 mod metadata;
 mod mmproj;
 mod tokenizer;
@@ -16,6 +17,7 @@ use cursor::Cursor;
 use octavo_ops::StorageType;
 
 pub(super) use file::GgufFile;
+pub use grid::GridType;
 pub(crate) use metadata::{Metadata, MetadataView};
 pub(super) use mmproj::encoder_beside;
 pub(crate) use mmproj::takes_images;
@@ -189,9 +191,38 @@ struct Record {
     name: String,
     /// Shape, outermost dimension first (reversed in the file).
     shape: Vec<usize>,
-    storage: StorageType,
+    stored: Stored,
     bytes: u64,
     offset: u64,
+}
+
+/// The type of a tensor in the file.
+#[derive(Clone, Copy)]
+enum Stored {
+    As(StorageType),
+    Grid(GridType),
+}
+
+impl Stored {
+    /// Returns the type with this number in the format, if it is supported.
+    fn of_id(id: u32) -> Option<Self> {
+        storage_type(id).map(Self::As).or_else(|| GridType::of_id(id).map(Self::Grid))
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::As(storage) => storage.name(),
+            Self::Grid(grid) => grid.name(),
+        }
+    }
+
+    /// Returns the number of elements and of bytes of a block.
+    const fn block(self) -> (usize, usize) {
+        match self {
+            Self::As(storage) => (storage.block_elements(), storage.block_bytes()),
+            Self::Grid(grid) => grid.block(),
+        }
+    }
 }
 
 fn read_records(cursor: &mut Cursor<'_>, count: u64) -> Result<Vec<Record>, GgufError> {
@@ -216,23 +247,24 @@ fn read_record(cursor: &mut Cursor<'_>) -> Result<Record, GgufError> {
     let inner = shape[0];
     shape.reverse();
     let id = cursor.u32()?;
-    let storage = storage_type(id).ok_or_else(|| GgufError::TensorType {
+    let stored = Stored::of_id(id).ok_or_else(|| GgufError::TensorType {
         name: name.clone(),
         found: type_name(id),
-        supported: StorageType::ALL.map(StorageType::name).join(", "),
+        supported: supported_names().join(", "),
     })?;
     let offset = cursor.u64()?;
     if shape.contains(&0) {
         return Err(fail(format!("its shape {shape:?} is empty")));
     }
-    if !inner.is_multiple_of(storage.block_elements()) {
-        let block = storage.block_elements();
-        return Err(fail(format!("its rows of {inner} elements do not fill {storage} blocks of {block}")));
+    let (block, block_bytes) = stored.block();
+    if !inner.is_multiple_of(block) {
+        let kind = stored.name();
+        return Err(fail(format!("its rows of {inner} elements do not fill {kind} blocks of {block}")));
     }
     let elements = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
-    let bytes =
-        elements.and_then(|n| storage.bytes_for(n)).ok_or_else(|| fail(format!("its size overflows: {shape:?}")))?;
-    Ok(Record { shape, storage, bytes: bytes as u64, offset, name })
+    let bytes = elements.and_then(|n| (n / block).checked_mul(block_bytes));
+    let bytes = bytes.ok_or_else(|| fail(format!("its size overflows: {shape:?}")))?;
+    Ok(Record { shape, stored, bytes: bytes as u64, offset, name })
 }
 
 /// Converts relative offsets to ranges of the file and checks that they are inside it and do not overlap.
@@ -248,7 +280,11 @@ fn place(
     for record in records {
         let range = range_of(&record, data_start, alignment, file_size)
             .map_err(|reason| GgufError::Tensor { name: record.name.clone(), reason })?;
-        let info = TensorInfo { storage: Ok(record.storage), shape: record.shape, range: range.clone() };
+        let (storage, grid) = match record.stored {
+            Stored::As(storage) => (storage, None),
+            Stored::Grid(grid) => (grid.storage(), Some(grid)),
+        };
+        let info = TensorInfo { storage: Ok(storage), grid, shape: record.shape, range: range.clone() };
         if tensors.insert(record.name.clone(), info).is_some() {
             return Err(GgufError::DuplicateTensor { name: record.name });
         }
@@ -304,23 +340,21 @@ fn storage_type(id: u32) -> Option<StorageType> {
     })
 }
 
+/// Returns the names of the types that files may have.
+fn supported_names() -> Vec<&'static str> {
+    (0..=64).filter_map(Stored::of_id).map(Stored::name).collect()
+}
+
 /// Returns the common name of an unsupported type.
 fn type_name(id: u32) -> String {
     let name = match id {
         9 => "Q8_1",
         15 => "Q8_K",
-        16 => "IQ2_XXS",
-        17 => "IQ2_XS",
-        18 => "IQ3_XXS",
-        19 => "IQ1_S",
-        21 => "IQ3_S",
-        22 => "IQ2_S",
         24 => "I8",
         25 => "I16",
         26 => "I32",
         27 => "I64",
         28 => "F64",
-        29 => "IQ1_M",
         34 => "TQ1_0",
         35 => "TQ2_0",
         _ => return format!("number {id}"),

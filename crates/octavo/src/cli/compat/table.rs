@@ -107,8 +107,11 @@ pub(crate) const FLAGS: &[Flag] = &[
     flag("mamba-block-size", Value, NoEffect("no supported model has state-space layers")),
     flag("mamba-cache-mode", Value, NoEffect("no supported model has state-space layers")),
     // Scheduler.
-    flag("watermark", Value, NoEffect("no blocks are held in reserve; a request that finds none waits or preempts")),
-    flag("scheduler-reserve-full-isl", Switch, NoEffect("prompts are admitted chunk by chunk")),
+    flag(
+        "scheduler-reserve-full-isl",
+        Switch,
+        NoEffect("a prompt is admitted only if there are blocks for all of it, and they are reserved"),
+    ),
     flag("max-num-partial-prefills", Value, NoEffect("prompts share the step's token budget in order of arrival")),
     flag("max-long-partial-prefills", Value, NoEffect("prompts share the step's token budget in order of arrival")),
     flag("disable-chunked-mm-input", Switch, MEDIA),

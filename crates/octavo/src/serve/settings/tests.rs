@@ -211,6 +211,7 @@ fn the_engine_gets_its_limits() {
         "--no-enable-prefix-caching",
         "--no-enable-chunked-prefill",
         "--long-prefill-token-threshold=1k",
+        "--watermark=0.05",
         "--scheduling-policy=priority",
         "--max-num-queued-reqs=7",
     ];
@@ -226,6 +227,7 @@ fn the_engine_gets_its_limits() {
         enable_prefix_caching: false,
         enable_chunked_prefill: false,
         long_prefill_token_threshold: 1000,
+        watermark: 0.05,
         max_queued_requests: 7,
         ..EngineConfig::default()
     };

@@ -1,0 +1,117 @@
+//! Tests of admission.
+
+use proptest::prelude::*;
+
+use super::tests::{Rig, config, prompt};
+use super::*;
+use crate::SamplingParams;
+
+fn scored() -> SamplingParams {
+    SamplingParams { prompt_logprobs: Some(0), max_tokens: 1, ..SamplingParams::default() }
+}
+
+#[test]
+fn blocks_that_an_admitted_prompt_still_needs_are_reserved() {
+    let mut rig =
+        Rig::new(EngineConfig { max_num_batched_tokens: 20, long_prefill_token_threshold: 8, ..config() }, 16);
+    rig.add(prompt(1, 40), 1, 0);
+    rig.add(prompt(2, 28), 1, 0);
+    rig.add(prompt(3, 24), 1, 0);
+    assert_eq!(rig.step(), [(0, 8, false)], "10 blocks and 7 are more than 16");
+    rig.scheduler.remove(rig.scheduler.waiting.first(&rig.scheduler.clients).unwrap());
+    assert_eq!(rig.step(), [(0, 8, false), (2, 8, false)], "10 blocks and 6 are not");
+}
+
+#[test]
+fn admission_leaves_head_room_unless_nothing_runs() {
+    let mut rig = Rig::new(EngineConfig { watermark: 0.25, ..config() }, 16);
+    let first = rig.add(prompt(1, 32), 30, 0);
+    rig.add(prompt(2, 20), 30, 0);
+    assert_eq!(rig.step(), [(0, 32, true)]);
+    assert_eq!(rig.step(), [(0, 1, true)], "9 + 5 of 16 blocks would leave two free");
+    rig.scheduler.remove(first);
+    rig.add(prompt(3, 56), 8, 0);
+    assert_eq!(rig.step(), [(1, 20, true)]);
+    rig.scheduler.remove(rig.scheduler.running[0]);
+    assert_eq!(rig.step(), [(2, 32, false)], "14 of 16 blocks, alone");
+}
+
+#[test]
+fn a_head_that_does_not_fit_is_not_looked_up_again_until_it_may() {
+    let mut rig = Rig::new(config(), 16);
+    let first = rig.add(prompt(1, 30), 30, 0);
+    rig.step();
+    rig.add(prompt(2, 40), 10, 0);
+    rig.step();
+    let lookups = rig.scheduler.kv.lookups;
+    (0..9).for_each(|_| drop(rig.step()));
+    assert_eq!(rig.scheduler.kv.lookups, lookups, "a token is no lookup either");
+    rig.scheduler.remove(first);
+    assert_eq!(rig.step(), [(1, 32, false)]);
+}
+
+#[test]
+fn a_sequence_passed_over_too_often_blocks_the_queue() {
+    let mut rig = Rig::new(EngineConfig { max_model_len: 8192, max_num_batched_tokens: 300, ..config() }, 8192);
+    rig.add_with(prompt(1, 8000), scored(), 0);
+    rig.add_with(prompt(2, 80), scored(), 0);
+    rig.step();
+    let mut passed = 0;
+    while rig.scheduler.waiting() == 1 && passed < 200 {
+        let other = rig.add(prompt(10 + passed, 4), 1, 0);
+        rig.step();
+        if rig.scheduler.sequences.get(other).is_some() {
+            break;
+        }
+        passed += 1;
+    }
+    assert_eq!(passed, 63, "64 steps pass it over, the first of them without another request");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// An admitted prompt finds its blocks: only output is preempted.
+    #[test]
+    fn prompts_are_never_preempted(
+        lengths in prop::collection::vec(1..60u32, 1..20),
+        (budget, threshold, blocks) in (4..40usize, 0..20usize, 16..40usize),
+        policy in prop::sample::select(vec![SchedulingPolicy::Fcfs, SchedulingPolicy::Priority]),
+        caching in any::<bool>(),
+    ) {
+        let limits = EngineConfig {
+            max_num_seqs: 8,
+            max_num_batched_tokens: budget,
+            long_prefill_token_threshold: threshold,
+            enable_prefix_caching: caching,
+            policy,
+            ..config()
+        };
+        let mut rig = Rig::new(limits, blocks);
+        for (family, &length) in lengths.iter().enumerate() {
+            rig.add(prompt(family as u32 / 3, length), 1, family as i64 % 4);
+        }
+        while !rig.scheduler.is_idle() {
+            rig.step();
+        }
+        prop_assert_eq!(rig.scheduler.take_preempted(), 0);
+    }
+
+    /// Output may be preempted, but each preemption lets an older sequence end: sequences do not throw each other out in
+    /// turn.
+    #[test]
+    fn preemptions_are_bounded(
+        lives in prop::collection::vec((1..40u32, 1..24u32), 1..20),
+        (budget, blocks) in (4..40usize, 16..40usize),
+    ) {
+        let mut rig = Rig::new(EngineConfig { max_num_seqs: 8, max_num_batched_tokens: budget, ..config() }, blocks);
+        for (family, &(length, max_tokens)) in lives.iter().enumerate() {
+            rig.add(prompt(family as u32, length), max_tokens, 0);
+        }
+        while !rig.scheduler.is_idle() {
+            rig.step();
+        }
+        let preempted = rig.scheduler.take_preempted() as usize;
+        prop_assert!(preempted <= 2 * lives.len(), "{preempted} preemptions of {} sequences", lives.len());
+    }
+}
