@@ -65,6 +65,24 @@ fn ours(dependencies: &BTreeSet<String>) -> impl Iterator<Item = &str> {
 }
 
 #[test]
+fn every_name_in_the_tables_is_a_crate() {
+    let packages = packages();
+    let layers = LAYERS.iter().flat_map(|(name, allowed)| std::iter::once(name).chain(*allowed));
+    for name in layers.chain(UNRESTRICTED) {
+        assert!(packages.contains_key(*name), "{name} is in a table, but is no crate of the workspace");
+    }
+    for (name, allowed) in LAYERS {
+        let Package { links, tests_with } = &packages[*name];
+        let unused = allowed.iter().find(|allowed| !links.contains(**allowed) && !tests_with.contains(**allowed));
+        assert_eq!(unused, None, "{name} does not depend on it");
+    }
+    let lock = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.lock")).expect("the lock file");
+    for name in DEVICE_CRATES {
+        assert!(lock.contains(&format!("name = \"{name}\"\n")), "{name} is a device crate, but nothing depends on it");
+    }
+}
+
+#[test]
 fn no_crate_depends_on_one_above_it() {
     let allowed: BTreeMap<_, _> = LAYERS.iter().copied().collect();
     let mut violations = Vec::new();

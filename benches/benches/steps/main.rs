@@ -53,8 +53,7 @@ fn main() -> ExitCode {
 
 fn run(arguments: Vec<String>) -> Result<(), Box<dyn Error>> {
     let mut arguments = arguments.into_iter();
-    let path = arguments.next().map(PathBuf::from).or_else(octavo_models::testing::default_model);
-    let path = path.ok_or("usage: steps [MODEL [CONTEXT [ISA [SEQUENCES...]]]]")?;
+    let path = arguments.next().map_or_else(octavo_models::testing::default_model, PathBuf::from);
     let context: usize = arguments.next().map_or(Ok(512), |text| text.parse())?;
     let isa = arguments.next().filter(|isa| isa != "auto").map(|text| text.parse()).transpose()?;
     let mut sequences = arguments.map(|text| text.parse()).collect::<Result<Vec<usize>, _>>()?;

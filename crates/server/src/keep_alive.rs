@@ -99,7 +99,7 @@ mod tests {
         Some(body.frame().await?.unwrap().into_data().unwrap())
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn comments_come_in_silence_and_after_an_event_the_silence_starts_anew() {
         let interval = Duration::from_millis(40);
         let begun = Instant::now();

@@ -235,7 +235,7 @@ mod tests {
         assert!(memory.0.downloads().running.is_empty());
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn the_host_that_stalled_first_loses_its_memory_and_only_if_it_is_needed() {
         let memory = FileMemory::new(2 * MIB, Duration::from_millis(20));
         let mut downloads = vec![];
@@ -262,7 +262,7 @@ mod tests {
         assert_eq!(small.await.unwrap().size(), 10);
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_download_that_waits_for_memory_is_not_stalled() {
         let memory = FileMemory::new(MIB, Duration::from_millis(1));
         let (file, alone) = (memory.reserve(MIB - (8 << 10)).await, memory.reserve(MIB).await);

@@ -238,14 +238,18 @@ pub(crate) fn submit(state: &AppState, request: Request) -> Result<octavo_engine
 }
 
 async fn next(mut generation: Generation) -> Option<(Result<Output, ApiError>, Generation)> {
-    let output = match generation.next().await? {
-        Ok(output) => Ok(output),
-        Err(FinishReason::Error(message)) => {
-            tracing::error!(%message, "the engine ended a request");
-            Err(ApiError::internal())
-        }
-        Err(FinishReason::Unsatisfiable) => Err(ApiError::unsatisfiable()),
-        Err(_) => Err(ApiError::internal()),
-    };
+    let output = generation.next().await?.map_err(|reason| ended_early(&reason));
     Some((output, generation))
+}
+
+/// The error of a request that the engine ended without a result.
+pub(crate) fn ended_early(reason: &FinishReason) -> ApiError {
+    match reason {
+        FinishReason::Unsatisfiable => ApiError::unsatisfiable(),
+        FinishReason::Abort => ApiError::shutting_down(),
+        reason => {
+            tracing::error!(?reason, "the engine ended a request");
+            ApiError::internal()
+        }
+    }
 }

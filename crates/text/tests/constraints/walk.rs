@@ -1,5 +1,6 @@
 //! Walks through a constraint: texts sampled at random from its masks, and given texts.
 
+use fastrand::Rng;
 use std::time::Duration;
 
 use octavo_engine::Constraint;
@@ -26,23 +27,6 @@ pub enum Walk {
     Stop(String),
     /// The walk reached the limit of tokens.
     Length,
-}
-
-/// A small generator of random numbers (SplitMix64).
-pub struct Rng(pub u64);
-
-impl Rng {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
 }
 
 pub fn is_set(mask: &[u32], id: u32) -> bool {
@@ -83,10 +67,10 @@ impl Ground {
         assert!(!allowed.is_empty(), "nothing is allowed");
         let last = self.eos.iter().copied().find(|&id| is_set(mask, id));
         let closers: Vec<u32> = self.closers.iter().copied().filter(|&id| is_set(mask, id)).collect();
-        match (rng.below(4), last) {
+        match (rng.usize(..4), last) {
             (0, Some(eos)) => eos,
-            (1 | 2, _) if !closers.is_empty() => closers[rng.below(closers.len())],
-            _ => allowed[rng.below(allowed.len())],
+            (1 | 2, _) if !closers.is_empty() => closers[rng.usize(..closers.len())],
+            _ => allowed[rng.usize(..allowed.len())],
         }
     }
 
@@ -149,7 +133,7 @@ impl Ground {
     /// Returns the texts of `count` walks that ended by themselves within `limit` tokens.
     pub fn texts(&self, spec: &GrammarSpec, count: usize, limit: usize) -> Vec<String> {
         let grammar = self.compile(spec).unwrap();
-        let mut rng = Rng(7);
+        let mut rng = Rng::with_seed(7);
         let mut texts = Vec::new();
         for _ in 0..count * 4 {
             if let Walk::Stop(text) = self.walk(grammar.constraint().as_mut(), &mut rng, limit) {

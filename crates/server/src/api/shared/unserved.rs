@@ -68,6 +68,13 @@ pub(crate) fn refuse(fields: &mut JsonFields<'_>, route: Route) {
     }
 }
 
+/// The names of all fields that are refused.
+#[cfg(test)]
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    let rows = [COMMON, CHAT, COMPLETION, RESPONSES].into_iter().flatten().map(|(name, _)| *name);
+    rows.chain(RENAMED.iter().map(|(name, ..)| *name))
+}
+
 /// Whether two JSON texts are equal, one of them the text of a literal.
 fn means(text: &str, off: &str) -> bool {
     text == off

@@ -58,6 +58,15 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::api::chat::request::ChatRequest;
+    use crate::api::completions::request::CompletionRequest;
+    use crate::api::messages::request::MessagesRequest;
+    use crate::api::pooling::request::{
+        ClassifyRequest, CohereRequest, EmbeddingRequest, PoolingRequest, RerankRequest, ScoreRequest,
+    };
+    use crate::api::responses::request::ResponsesRequest;
+    use crate::api::shared::fields::recorded;
+    use crate::api::shared::unserved;
 
     /// Every object of a document that has `key`, with the value there.
     fn having<'a>(node: &'a Value, key: &str, found: &mut Vec<&'a Value>) {
@@ -93,6 +102,138 @@ mod tests {
     #[test]
     fn every_route_is_described_and_every_description_is_a_route() {
         assert_eq!(names(&DOCUMENT), all());
+    }
+
+    /// The names of a schema's properties, with those of the schemas that it is made of.
+    fn properties(schema: &Value) -> BTreeSet<String> {
+        let reference = schema["$ref"].as_str().and_then(|path| DOCUMENT.pointer(path.strip_prefix('#')?));
+        let parts = ["allOf", "anyOf", "oneOf"].into_iter().filter_map(|key| schema[key].as_array()).flatten();
+        let own = schema["properties"].as_object().into_iter().flat_map(|own| own.keys().cloned());
+        own.chain(reference.into_iter().chain(parts).flat_map(properties)).collect()
+    }
+
+    /// A request whose fields are compared with their description.
+    struct Compared {
+        schema: &'static str,
+        read: fn(&[u8]),
+        /// A body that makes the parser read all fields.
+        body: &'static str,
+        /// Fields that are described and not read: they are accepted and ignored.
+        ignored: &'static [&'static str],
+        /// Fields that are read and not described, beside those that are refused because they are not supported.
+        hidden: &'static [&'static str],
+        /// Whether vLLM's extensions of the chat API are read too, although the API does not have them.
+        extends_chat: bool,
+    }
+
+    /// Fields of earlier releases that requests for vectors and scores refuse.
+    const REMOVED_FIELDS: &[&str] = &["activation", "normalize", "padding", "softmax"];
+
+    const COMPARED: &[Compared] = &[
+        Compared {
+            schema: "ChatRequest",
+            read: |body| drop(ChatRequest::parse(body)),
+            body: r#"{"messages": [{"role": "user", "content": "hi"}]}"#,
+            ignored: &["length_penalty", "spaces_between_special_tokens", "user", "vllm_xargs"],
+            hidden: &[],
+            extends_chat: false,
+        },
+        Compared {
+            schema: "CompletionRequest",
+            read: |body| drop(CompletionRequest::parse(body)),
+            body: r#"{"prompt": "x"}"#,
+            ignored: &["length_penalty", "spaces_between_special_tokens", "user", "vllm_xargs"],
+            hidden: &[],
+            extends_chat: false,
+        },
+        Compared {
+            schema: "ResponsesRequest",
+            read: |body| drop(ResponsesRequest::parse(body)),
+            body: r#"{"input": "x"}"#,
+            ignored: &["spaces_between_special_tokens", "user"],
+            hidden: &["prompt_cache_key", "safety_identifier", "service_tier"],
+            extends_chat: true,
+        },
+        Compared {
+            schema: "MessagesRequest",
+            read: |body| drop(MessagesRequest::parse(body)),
+            body: r#"{"max_tokens": 8, "messages": [{"role": "user", "content": "hi"}]}"#,
+            ignored: &["metadata"],
+            hidden: &["output_config", "output_format"],
+            extends_chat: true,
+        },
+        Compared {
+            schema: "EmbeddingRequest",
+            read: |body| drop(EmbeddingRequest::parse(body, true)),
+            body: r#"{"input": "x"}"#,
+            ignored: &["user"],
+            hidden: REMOVED_FIELDS,
+            extends_chat: false,
+        },
+        Compared {
+            schema: "PoolingRequest",
+            read: |body| drop(PoolingRequest::parse(body)),
+            body: r#"{"input": "x"}"#,
+            ignored: &["user"],
+            hidden: &["activation", "dimensions", "normalize", "padding", "softmax"],
+            extends_chat: false,
+        },
+        Compared {
+            schema: "ClassifyRequest",
+            read: |body| drop(ClassifyRequest::parse(body)),
+            body: r#"{"input": "x"}"#,
+            ignored: &["user"],
+            hidden: REMOVED_FIELDS,
+            extends_chat: false,
+        },
+        Compared {
+            schema: "ScoreRequest",
+            read: |body| drop(ScoreRequest::parse(body)),
+            body: r#"{"queries": "x", "documents": "y"}"#,
+            ignored: &["user"],
+            hidden: REMOVED_FIELDS,
+            extends_chat: false,
+        },
+        Compared {
+            schema: "RerankRequest",
+            read: |body| drop(RerankRequest::parse(body)),
+            body: r#"{"query": "x", "documents": ["y"]}"#,
+            ignored: &["user"],
+            hidden: REMOVED_FIELDS,
+            extends_chat: false,
+        },
+        Compared {
+            schema: "CohereRequest",
+            read: |body| drop(CohereRequest::parse(body)),
+            body: r#"{"texts": ["x"]}"#,
+            ignored: &[],
+            hidden: &["images"],
+            extends_chat: false,
+        },
+    ];
+
+    #[test]
+    fn the_fields_that_are_described_are_those_that_are_read() {
+        let mut problems = vec![];
+        let chat = properties(&DOCUMENT["components"]["schemas"]["ChatRequest"]);
+        let unserved: BTreeSet<String> = unserved::names().map(str::to_owned).collect();
+        for Compared { schema, read, body, ignored, hidden, extends_chat } in COMPARED {
+            recorded::take();
+            read(body.as_bytes());
+            let mut read = recorded::take();
+            let mut described = properties(&DOCUMENT["components"]["schemas"][schema]);
+            assert!(!described.is_empty(), "{schema}");
+            for (names, set) in [(ignored, &mut described), (hidden, &mut read)] {
+                problems
+                    .extend(names.iter().filter(|name| !set.remove(**name)).map(|name| format!("{schema}: no {name}")));
+            }
+            problems.extend(described.difference(&read).map(|name| format!("{schema}: {name} is not read")));
+            let inherited = if *extends_chat { &chat } else { &unserved };
+            let undescribed =
+                read.difference(&described).filter(|name| !unserved.contains(*name) && !inherited.contains(*name));
+            problems.extend(undescribed.map(|name| format!("{schema}: {name} is not described")));
+        }
+        assert!(problems.is_empty(), "{problems:#?}");
     }
 
     #[test]

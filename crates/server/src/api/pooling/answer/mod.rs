@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use axum::response::Response;
 use futures::stream::{FuturesOrdered, StreamExt};
-use octavo_engine::{FinishReason, Request, RequestStream, SamplingParams, StageTimes, Task};
+use octavo_engine::{Request, RequestStream, SamplingParams, StageTimes, Task};
 
 use crate::api::pooling::convert::PreparedPooling;
 use crate::app::AppState;
@@ -124,11 +124,7 @@ async fn result(mut stream: RequestStream) -> Result<Ended, ApiError> {
         match (event.embedding, event.finish) {
             (Some(result), _) => return Ok((result, event.times)),
             (None, None) => {}
-            (None, Some(FinishReason::Abort)) => return Err(ApiError::shutting_down()),
-            (None, Some(reason)) => {
-                tracing::error!(?reason, "the engine ended a request for vectors");
-                break;
-            }
+            (None, Some(reason)) => return Err(choices::ended_early(&reason)),
         }
     }
     Err(ApiError::internal())

@@ -75,6 +75,10 @@ impl<'a> JsonFields<'a> {
 
     /// The raw text of a field; `None` if it is absent or null.
     pub(crate) fn raw(&self, name: &str) -> Option<&'a RawValue> {
+        #[cfg(test)]
+        if self.path.is_empty() {
+            recorded::add(name);
+        }
         self.values.get(name).copied().filter(|raw| raw.get() != "null")
     }
 
@@ -306,6 +310,26 @@ impl<const MAX: usize> FieldValue for Strings<MAX> {
     fn read(raw: &RawValue) -> Option<Self> {
         let one = || json(raw).map(|one| Limited { items: vec![one], count: 1 });
         one().or_else(|| Limited::read(raw)).map(Self)
+    }
+}
+
+/// The names of the fields that a test has read, for a comparison with their description.
+#[cfg(test)]
+pub(crate) mod recorded {
+    use std::cell::RefCell;
+    use std::collections::BTreeSet;
+
+    thread_local! {
+        static NAMES: RefCell<BTreeSet<String>> = const { RefCell::new(BTreeSet::new()) };
+    }
+
+    pub(super) fn add(name: &str) {
+        NAMES.with_borrow_mut(|names| names.insert(name.to_owned()));
+    }
+
+    /// The names that this thread has read since the last call.
+    pub(crate) fn take() -> BTreeSet<String> {
+        NAMES.take()
     }
 }
 
