@@ -88,7 +88,7 @@ pub(in crate::product) unsafe fn dense(kind: Kind, panel: &[u8], x: &[&[f32]], r
             Kind::F32 => rows::<F32>(panel, x, results),
             Kind::F16 => rows::<F16>(panel, x, results),
             Kind::Bf16 => rows::<Bf16>(panel, x, results),
-            Kind::Quant(..) => unreachable!("integers are no plain elements"),
+            Kind::Quant(..) | Kind::Packed(_) => unreachable!("only plain elements are multiplied as they are"),
         }
     }
 }
