@@ -97,7 +97,7 @@ impl Parameters {
         let mut parameters = Self::default();
         for (name, value) in saved.as_object().into_iter().flatten() {
             let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-            parameters.set(name, &text)?;
+            parameters.set_parameter(name, &text)?;
         }
         Ok(parameters)
     }
@@ -106,7 +106,7 @@ impl Parameters {
     ///
     /// # Errors
     /// A sentence that says what is wrong with name or value.
-    pub(crate) fn set(&mut self, name: &str, text: &str) -> Result<(), String> {
+    pub(crate) fn set_parameter(&mut self, name: &str, text: &str) -> Result<(), String> {
         let known = find(name)?.name;
         if text == DEFAULT {
             self.0.remove(known);
@@ -180,11 +180,11 @@ mod tests {
             request
         };
         assert_eq!(sent(&parameters), json!({}));
-        parameters.set("num_predict", "5").unwrap();
-        parameters.set("temperature", "0").unwrap();
+        parameters.set_parameter("num_predict", "5").unwrap();
+        parameters.set_parameter("temperature", "0").unwrap();
         assert_eq!(sent(&parameters), json!({"max_tokens": 5, "temperature": 0.0}));
         assert_eq!(Parameters::of_saved(&parameters.to_json()), Ok(parameters.clone()));
-        parameters.set("temperature", DEFAULT).unwrap();
+        parameters.set_parameter("temperature", DEFAULT).unwrap();
         assert_eq!(sent(&parameters), json!({"max_tokens": 5}));
         let shown = parameters.described(&json!({"temperature": 0.2, "max_new_tokens": 9}));
         assert!(shown.contains("  temperature         0.2       the model's default\n"), "{shown}");

@@ -120,7 +120,7 @@ impl<W: Write> Session<W> {
                 eprint!("{}", self.parameters.described(&defaults));
             }
             Command::Set { name, value } => {
-                self.parameters.set(name, value).map_err(anyhow::Error::msg)?;
+                self.parameters.set_parameter(name, value).map_err(anyhow::Error::msg)?;
                 eprintln!("{name} is set to {value}");
             }
             Command::ShowSystem => eprintln!("{}", self.system.as_deref().unwrap_or("there is no system prompt")),

@@ -66,7 +66,7 @@ async fn listen(router: Router) -> String {
 
 fn session(router: Router, system: Option<&str>) -> Session<Vec<u8>> {
     let mut parameters = Parameters::default();
-    parameters.set("max_tokens", "7").unwrap();
+    parameters.set_parameter("max_tokens", "7").unwrap();
     Session::new(Client::local(router, "m"), parameters, system.map(str::to_owned), Screen::new(vec![], false))
 }
 

@@ -59,14 +59,14 @@ impl Branches {
         for id in 1..exprs.len() {
             let expr = ExprRef::new(id as u32);
             let kind = format!("{:?}", exprs.get_tag(expr));
-            known[id] = Self::of(exprs, expr, &kind, &known);
+            known[id] = Self::from_expr(exprs, expr, &kind, &known);
             visit(&kind, &known[id]);
         }
         known
     }
 
     /// `kind` is the name of the expression's variant in `derivre`, which does not export the type.
-    fn of(exprs: &ExprSet, expr: ExprRef, kind: &str, known: &[Self]) -> Self {
+    fn from_expr(exprs: &ExprSet, expr: ExprRef, kind: &str, known: &[Self]) -> Self {
         let mut operands = exprs.get_args(expr).iter().map(|operand| known[operand.as_usize()]);
         match kind {
             "Concat" => match (exprs.get_args(expr), operands.next(), operands.next()) {

@@ -14,7 +14,7 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
-use self::keywords::{Kind, demands_nothing, kind};
+use self::keywords::{KeywordKind, demands_nothing, kind};
 use self::links::Links;
 use self::names::NamePatterns;
 use self::reference::{Document, only_reference};
@@ -214,35 +214,35 @@ impl<'d> Walk<'_, '_, 'd> {
         resource: &'d Value,
     ) -> Result<Option<Value>, GrammarError> {
         let value = match kind(key) {
-            Kind::Annotation | Kind::Unevaluated => return Ok(None),
-            Kind::Reference => self.reference(value, resource)?,
-            Kind::Schema if value.is_array() => self.list(value, resource)?,
-            Kind::Schema => self.schema(value, resource)?,
-            Kind::Schemas => self.list(value, resource)?,
-            Kind::Alternatives => self.alternatives(value, resource)?,
-            Kind::Named => self.named(key, value, resource)?,
-            Kind::Size => keywords::whole_number(value),
-            Kind::Lower => keywords::bound(value, false),
-            Kind::Upper => keywords::bound(value, true),
-            Kind::Data => {
+            KeywordKind::Annotation | KeywordKind::Unevaluated => return Ok(None),
+            KeywordKind::Reference => self.reference(value, resource)?,
+            KeywordKind::Schema if value.is_array() => self.list(value, resource)?,
+            KeywordKind::Schema => self.schema(value, resource)?,
+            KeywordKind::Schemas => self.list(value, resource)?,
+            KeywordKind::Alternatives => self.alternatives(value, resource)?,
+            KeywordKind::Named => self.named(key, value, resource)?,
+            KeywordKind::Size => keywords::whole_number(value),
+            KeywordKind::Lower => keywords::bound(value, false),
+            KeywordKind::Upper => keywords::bound(value, true),
+            KeywordKind::Data => {
                 self.data(value)?;
                 keywords::exact(value).map_err(|hint| self.unsupported(key, hint))?;
                 value.clone()
             }
-            Kind::Divisor => {
+            KeywordKind::Divisor => {
                 keywords::exact(value).map_err(|hint| self.unsupported(key, hint))?;
                 self.divisor(key, value)?;
                 value.clone()
             }
-            Kind::Format => return Ok(keywords::is_enforced_format(value).then(|| value.clone())),
-            Kind::Pattern => {
+            KeywordKind::Format => return Ok(keywords::is_enforced_format(value).then(|| value.clone())),
+            KeywordKind::Pattern => {
                 if let Some(pattern) = value.as_str() {
                     super::lower::check_regex(pattern, self.schemas.limits)?;
                 }
                 value.clone()
             }
-            Kind::Unsupported if demands_nothing(key, object) => return Ok(None),
-            Kind::Unsupported => return Err(self.unsupported(key, "")),
+            KeywordKind::Unsupported if demands_nothing(key, object) => return Ok(None),
+            KeywordKind::Unsupported => return Err(self.unsupported(key, "")),
         };
         Ok(Some(value))
     }

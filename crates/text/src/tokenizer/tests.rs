@@ -28,7 +28,7 @@ const SENTENCE_PIECE_MERGES: [(&str, &str); 9] =
     [("▁", "a"), ("a", "b"), ("▁a", "b"), ("▁", "▁"), ("b", "▁"), ("1", "2"), (".", "."), ("漢", "字"), ("字", "漢")];
 
 /// The parts of a tokenizer.json that the kinds differ in.
-struct Kind {
+struct TokenizerKind {
     normalizer: Value,
     pre_tokenizer: Value,
     post_processor: Value,
@@ -42,7 +42,7 @@ fn added(content: &str, flags: &[&str]) -> Value {
         "rstrip": flag("rstrip"), "normalized": flag("normalized")})
 }
 
-impl Kind {
+impl TokenizerKind {
     fn build(mut self) -> Tokenizer {
         // Added tokens follow the model's entries.
         let entries = self.model["vocab"].as_object().map(Map::len).or(self.model["vocab"].as_array().map(Vec::len));
@@ -191,13 +191,14 @@ fn of_encoders() -> Vec<(String, bool, Tokenizer)> {
     for (number, normalizer) in bert_normalizers().enumerate() {
         let pre_tokenizer = json!({"type": "BertPreTokenizer"});
         let added = if number % 2 == 0 { specials() } else { difficult() };
-        let kind = Kind { normalizer, pre_tokenizer, post_processor: template(), added, model: word_piece_model() };
+        let kind =
+            TokenizerKind { normalizer, pre_tokenizer, post_processor: template(), added, model: word_piece_model() };
         made.push((format!("BERT {number}"), false, kind.build()));
     }
     for kind in ["NFD", "NFKC", "NFKD", "StripAccents", "Lowercase"] {
         let normalizer = json!({"type": "Sequence", "normalizers": [{"type": kind}, {"type": "NFC"}]});
         let pre_tokenizer = json!({"type": "WhitespaceSplit"});
-        let kind_of = Kind {
+        let kind_of = TokenizerKind {
             normalizer,
             pre_tokenizer,
             post_processor: template(),
@@ -209,7 +210,7 @@ fn of_encoders() -> Vec<(String, bool, Tokenizer)> {
     for (name, pre_tokenizer) in [("always", metaspace("always", true)), ("words", metaspace("always", true))] {
         let words = json!({"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, pre_tokenizer]});
         for added in [specials(), difficult()] {
-            let kind = Kind {
+            let kind = TokenizerKind {
                 normalizer: xlm_roberta_normalizer(),
                 pre_tokenizer: if name == "words" { words.clone() } else { pre_tokenizer.clone() },
                 post_processor: template(),
@@ -229,7 +230,7 @@ fn tokenizers() -> &'static [(String, bool, Tokenizer)] {
         let mut made = vec![];
         for (rules, at_spaces) in all_rules() {
             for added in [specials(), difficult()] {
-                let kind = Kind {
+                let kind = TokenizerKind {
                     normalizer: serde_json::to_value(rules.normalizer()).unwrap(),
                     pre_tokenizer: serde_json::to_value(rules.pre_tokenizer().unwrap()).unwrap(),
                     post_processor: template(),
@@ -245,7 +246,7 @@ fn tokenizers() -> &'static [(String, bool, Tokenizer)] {
             let pre_tokenizer = json!({"type": "Sequence", "pretokenizers": [
                 {"type": "Digits", "individual_digits": digits}, byte_level]});
             let model = byte_level_model(&BYTE_LEVEL_MERGES, false);
-            let kind = Kind {
+            let kind = TokenizerKind {
                 normalizer: Value::Null,
                 pre_tokenizer,
                 post_processor: byte_level.clone(),
@@ -275,8 +276,13 @@ fn tokenizers() -> &'static [(String, bool, Tokenizer)] {
             for (name, model) in &models {
                 for added in [specials(), difficult()] {
                     let (normalizer, pre_tokenizer) = (normalizer.clone(), pre_tokenizer.clone());
-                    let kind =
-                        Kind { normalizer, pre_tokenizer, post_processor: template(), added, model: model.clone() };
+                    let kind = TokenizerKind {
+                        normalizer,
+                        pre_tokenizer,
+                        post_processor: template(),
+                        added,
+                        model: model.clone(),
+                    };
                     made.push((format!("{stage}, {name}"), true, kind.build()));
                 }
             }
@@ -403,7 +409,7 @@ proptest! {
         let rank = |(a, b): &(String, String)| (format!("{a} {b}").bytes().fold(order, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))) >> 7;
         merges.sort_by_key(rank);
         let model = bpe(["a", "b", "c"].into_iter().map(String::from), &merges, json!({}));
-        let kind = Kind { normalizer: Value::Null, pre_tokenizer: Value::Null, post_processor: Value::Null, added: specials(), model };
+        let kind = TokenizerKind { normalizer: Value::Null, pre_tokenizer: Value::Null, post_processor: Value::Null, added: specials(), model };
         let tokenizer = kind.build();
         compare(&format!("{merges:?}"), &tokenizer, &words.concat().repeat(repeats), 7)?;
     }
@@ -422,7 +428,7 @@ proptest! {
         vocab.extend(entries.iter().map(|(entry, score)| json!([entry, f64::from(*score) * 3.1])));
         vocab.extend((0..=255_u8).filter(|_| bytes).map(|byte| json!([format!("<0x{byte:02X}>"), -8.0])));
         let model = json!({"type": "Unigram", "unk_id": 0, "byte_fallback": bytes, "vocab": vocab});
-        let kind = Kind { normalizer: Value::Null, pre_tokenizer: Value::Null, post_processor: Value::Null, added: specials(), model };
+        let kind = TokenizerKind { normalizer: Value::Null, pre_tokenizer: Value::Null, post_processor: Value::Null, added: specials(), model };
         let tokenizer = kind.build();
         prop_assert!(tokenizer.parts.lazy.as_ref().unwrap().encoder.best_path.is_some());
         compare(&format!("{entries:?}"), &tokenizer, &words.concat().repeat(repeats), 7)?;
@@ -477,7 +483,7 @@ fn of_full_size(name: &str) -> Tokenizer {
         "BERT" => (bert_normalizers().last().unwrap(), json!({"type": "BertPreTokenizer"})),
         _ => (json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"}), Value::Null),
     };
-    let kind = Kind { normalizer, pre_tokenizer, post_processor: Value::Null, added: specials(), model };
+    let kind = TokenizerKind { normalizer, pre_tokenizer, post_processor: Value::Null, added: specials(), model };
     let mut tokenizer = kind.build();
     tokenizer.parts.bytes = 16 << 10;
     let lazy = tokenizer.parts.lazy.as_mut().unwrap();
@@ -534,7 +540,7 @@ fn work_ends_at_the_pause_that_fails_in_any_text() {
 /// The library would take gigabytes for a long one.
 #[test]
 fn a_run_of_marks_that_is_too_long_is_an_error() {
-    let kind = Kind {
+    let kind = TokenizerKind {
         normalizer: json!({"type": "NFC"}),
         pre_tokenizer: Value::Null,
         post_processor: Value::Null,
@@ -549,7 +555,7 @@ fn a_run_of_marks_that_is_too_long_is_an_error() {
 
 #[test]
 fn a_tokenizer_with_unknown_stages_encodes_one_long_text_at_a_time() {
-    let kind = Kind {
+    let kind = TokenizerKind {
         normalizer: json!({"type": "Lowercase"}),
         pre_tokenizer: json!({"type": "Whitespace"}),
         post_processor: Value::Null,

@@ -2,9 +2,9 @@
 
 use serde_json::{Map, Value};
 
-/// Kind of a keyword.
+/// The kind of a keyword.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum KeywordKind {
     /// Does not affect validity and is dropped, as is every unknown keyword. Definitions (`$defs`) are reached through
     /// their references.
     Annotation,
@@ -38,24 +38,24 @@ pub(super) enum Kind {
     Unsupported,
 }
 
-pub(super) fn kind(keyword: &str) -> Kind {
+pub(super) fn kind(keyword: &str) -> KeywordKind {
     match keyword {
-        "$ref" => Kind::Reference,
-        "items" | "additionalItems" | "additionalProperties" => Kind::Schema,
-        "allOf" | "anyOf" | "prefixItems" => Kind::Schemas,
-        "oneOf" => Kind::Alternatives,
-        "properties" | "patternProperties" => Kind::Named,
-        "minItems" | "maxItems" | "minLength" | "maxLength" | "minProperties" | "maxProperties" => Kind::Size,
-        "minimum" | "exclusiveMinimum" => Kind::Lower,
-        "maximum" | "exclusiveMaximum" => Kind::Upper,
-        "type" | "required" | "const" | "enum" => Kind::Data,
-        "multipleOf" => Kind::Divisor,
-        "format" => Kind::Format,
-        "pattern" => Kind::Pattern,
-        "unevaluatedProperties" | "unevaluatedItems" => Kind::Unevaluated,
+        "$ref" => KeywordKind::Reference,
+        "items" | "additionalItems" | "additionalProperties" => KeywordKind::Schema,
+        "allOf" | "anyOf" | "prefixItems" => KeywordKind::Schemas,
+        "oneOf" => KeywordKind::Alternatives,
+        "properties" | "patternProperties" => KeywordKind::Named,
+        "minItems" | "maxItems" | "minLength" | "maxLength" | "minProperties" | "maxProperties" => KeywordKind::Size,
+        "minimum" | "exclusiveMinimum" => KeywordKind::Lower,
+        "maximum" | "exclusiveMaximum" => KeywordKind::Upper,
+        "type" | "required" | "const" | "enum" => KeywordKind::Data,
+        "multipleOf" => KeywordKind::Divisor,
+        "format" => KeywordKind::Format,
+        "pattern" => KeywordKind::Pattern,
+        "unevaluatedProperties" | "unevaluatedItems" => KeywordKind::Unevaluated,
         "$dynamicRef" | "$recursiveRef" | "contains" | "dependencies" | "dependentRequired" | "dependentSchemas"
-        | "if" | "not" | "propertyNames" | "uniqueItems" => Kind::Unsupported,
-        _ => Kind::Annotation,
+        | "if" | "not" | "propertyNames" | "uniqueItems" => KeywordKind::Unsupported,
+        _ => KeywordKind::Annotation,
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use serde_json::Value;
 
 use super::super::{GrammarError, GrammarLimits};
-use super::keywords::{Kind, kind};
+use super::keywords::{KeywordKind, kind};
 
 const NOT_HERE: &str =
     "only references within the schema are followed (#, #/pointer, #anchor, or its own absolute $id)";
@@ -126,6 +126,6 @@ fn percent_decoded(text: &str) -> Option<String> {
 /// Returns the reference of a schema that consists of nothing else.
 pub(super) fn only_reference(schema: &Value) -> Option<&str> {
     let map = schema.as_object()?;
-    map.keys().all(|key| matches!(kind(key), Kind::Annotation | Kind::Reference)).then_some(())?;
+    map.keys().all(|key| matches!(kind(key), KeywordKind::Annotation | KeywordKind::Reference)).then_some(())?;
     map.get("$ref")?.as_str()
 }
