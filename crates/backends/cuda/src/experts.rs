@@ -83,9 +83,18 @@ impl Tiling {
 #[derive(Clone, Debug)]
 pub(crate) struct ExpertPart {
     /// Parameters except the tiles and, for heads, the tokens.
-    pub(crate) params: ExpertLinearParams,
-    /// Kernels for each of [`ExpertTiles::ALL`], with the pairs and outputs of a CTA.
-    kernels: [(KernelId, [u32; 2]); ExpertTiles::ALL.len()],
+    params: ExpertLinearParams,
+    few: ExpertKernel,
+    small: ExpertKernel,
+    large: ExpertKernel,
+}
+
+/// A kernel of such a product.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExpertKernel {
+    pub(crate) id: KernelId,
+    /// Numbers of pairs and of outputs of a CTA.
+    pub(crate) cta: [u32; 2],
 }
 
 impl ExpertPart {
@@ -93,26 +102,25 @@ impl ExpertPart {
     pub(crate) fn new(part: &Part, params: ExpertLinearParams, setting: &Setting, instances: &mut Instances) -> Self {
         let Setting { chip, dtype, batch_invariant } = *setting;
         let format = part.quant.map(|(format, _)| format);
-        let kernels = ExpertTiles::ALL.map(|tiles| {
-            let gemm = match tiles {
-                ExpertTiles::Few => None,
-                // The kernels of quantised weights have other sums for other tiles.
-                ExpertTiles::Gemm(_) if batch_invariant && format.is_some() => Some(GemmTile::Small),
-                ExpertTiles::Gemm(tile) => Some(tile),
-            };
+        let mut kernel = |gemm: Option<GemmTile>| {
             let gemm = gemm.and_then(|tile| manifest::expert_gemm(chip, format, dtype, tile));
             let ExpertProduct { instance, cta } = gemm.unwrap_or_else(|| manifest::expert_gemv(format, dtype));
-            (instances.id(instance), cta)
-        });
-        Self { params, kernels }
+            ExpertKernel { id: instances.id(instance), cta }
+        };
+        // The kernels of quantised weights have other sums for other tiles.
+        let one_for_all = batch_invariant && format.is_some();
+        let large = if one_for_all { GemmTile::Small } else { GemmTile::Large };
+        Self { params, few: kernel(None), small: kernel(Some(GemmTile::Small)), large: kernel(Some(large)) }
     }
 
-    /// Returns the kernel for tiles of pairs, with the pairs and outputs of a CTA, and the parameters.
-    pub(crate) fn launch(&self, tiles: ExpertTiles) -> (KernelId, [u32; 2], ExpertLinearParams) {
-        let kernels = ExpertTiles::ALL.into_iter().zip(self.kernels);
-        let kernel = kernels.into_iter().find_map(|(of, kernel)| (of == tiles).then_some(kernel));
-        let (id, cta) = kernel.unwrap_or(self.kernels[0]);
-        (id, cta, ExpertLinearParams { tile_rows: tiles.rows(), ..self.params })
+    /// Returns the kernel for tiles of pairs, and the parameters.
+    pub(crate) fn for_tiles(&self, tiles: ExpertTiles) -> (ExpertKernel, ExpertLinearParams) {
+        let kernel = match tiles {
+            ExpertTiles::Few => self.few,
+            ExpertTiles::Gemm(GemmTile::Small) => self.small,
+            ExpertTiles::Gemm(GemmTile::Large) => self.large,
+        };
+        (kernel, ExpertLinearParams { tile_rows: tiles.rows(), ..self.params })
     }
 }
 
@@ -251,8 +259,8 @@ impl Machine {
                 let pairs = tokens * chosen;
                 let tiles = tiling.tiles(pairs);
                 parts.iter().try_for_each(|part| {
-                    let (kernel, cta, params) = part.launch(tiles);
-                    self.launch(kernel, params.grid(pairs, tiling.experts, cta), &params)
+                    let (ExpertKernel { id, cta }, params) = part.for_tiles(tiles);
+                    self.launch(id, params.grid(pairs, tiling.experts, cta), &params)
                 })
             }),
             ExpertStage::Sum { kernel, params } => {

@@ -5,7 +5,7 @@ use octavo_kernels::params::{ExpertLinearParams, LatentPostParams, MAX_LATENT_RO
 use octavo_ops::{BackendError, HeadLinear, LatentPost, RopeStyle, Rows};
 
 use crate::build::KernelId;
-use crate::experts::{ExpertPart, Tiling};
+use crate::experts::{ExpertKernel, ExpertPart, Tiling};
 use crate::forward::{Machine, Step, some};
 use crate::lower::{CacheLayer, Lowering, Stage};
 use crate::unsupported;
@@ -87,9 +87,9 @@ impl Machine {
             LatentStage::Heads { parts, tiling } => {
                 let tiles = tiling.tiles(tokens * tiling.experts);
                 parts.iter().try_for_each(|part| {
-                    let (kernel, cta, params) = part.launch(tiles);
+                    let (ExpertKernel { id, cta }, params) = part.for_tiles(tiles);
                     let params = ExpertLinearParams { tokens, ..params };
-                    self.launch(kernel, params.head_grid(cta), &params)
+                    self.launch(id, params.head_grid(cta), &params)
                 })
             }
             LatentStage::Post { kernel, params, cache } => {
