@@ -35,6 +35,7 @@ const SLOTS: [(&str, &[(&str, &str)]); 3] = [
         "slot2",
         &[
             ("compilers", "octavo kernels build"),
+            ("bench_experts", "octavo bench kernels"),
             ("sanitizer", "compute-sanitizer --tool memcheck"),
             ("volta", "kernels linear::* on volta"),
             ("correctness", "kernels rows::* on 1"),
@@ -58,7 +59,9 @@ impl Suite {
         }
         symlink(TESTDATA, suite.path("suite/testdata")).unwrap();
         suite.write("suite/COMMIT", "0123abc\n");
-        suite.write("suite/qwen3-8b.json", "{}");
+        for shape in ["qwen3-8b", "qwen3-30b-a3b"] {
+            suite.write(&format!("suite/{shape}.json"), "{}");
+        }
         suite.write("suite/share/octavo/kernels/pack.json", r#"{"chips": {"sm_90a": {"nvrtc": "12.9"}}}"#);
         let usage = r#"{"sm_90a-gemv_bf16_m8-0123-12.9.cubin": {"registers": 96}}"#;
         suite.write("suite/share/octavo/kernels/usage.json", usage);
@@ -278,7 +281,7 @@ fn every_slot_runs_over_the_stand_in() {
     let small = "--max-num-seqs 4 --max-num-batched-tokens 64 --kv-cache-memory-bytes 4M";
     let model = format!("{TESTDATA}/qwen3 {small} --tokens 6");
     let libraries = standin();
-    let kernel_model = format!("{TESTDATA}/qwen3");
+    let [kernel_model, expert_model] = ["qwen3", "qwen3-moe"].map(|name| format!("{TESTDATA}/{name}"));
     let variables = [
         ("OCTAVO_CUDA_LIBS", libraries.to_str().unwrap()),
         ("OCTAVO_GPU_COPY_BYTES", "1M"),
@@ -286,6 +289,8 @@ fn every_slot_runs_over_the_stand_in() {
         ("OCTAVO_GPU_MIN_TIME", "0"),
         ("OCTAVO_GPU_KERNEL_MODEL", kernel_model.as_str()),
         ("OCTAVO_GPU_KERNEL_ROWS", "1,8"),
+        ("OCTAVO_GPU_EXPERT_MODEL", expert_model.as_str()),
+        ("OCTAVO_GPU_EXPERT_ROWS", "1,8"),
         ("OCTAVO_GPU_BATCH_SIZES", "1,2"),
         ("OCTAVO_GPU_CONTEXTS", "20"),
         ("OCTAVO_GPU_PREFILL", "24"),
@@ -306,10 +311,11 @@ fn every_slot_runs_over_the_stand_in() {
     for (part, result) in &results {
         assert!(result == "passed" || (result == "skipped" && (skips(part) || part == "compilers")), "{part}: {said}");
     }
-    assert!(output.status.success() && results.len() == 14, "{results:?}\n{said}");
+    assert!(output.status.success() && results.len() == 15, "{results:?}\n{said}");
     let files = suite.archive();
     let json = |name: &str| -> Value { serde_json::from_str(&files[name]).unwrap() };
     assert_eq!(json("kernels.json")["complete"], true);
+    assert!(json("experts.json")["kernels"].as_array().is_some_and(|kernels| !kernels.is_empty()));
     assert_eq!(json("roofline.json")["steps"].as_array().map(Vec::len), Some(3));
     assert_eq!(json("roofline.json")["ceilings"]["source"], "measured");
     assert!(json("roofline.json")["steps"][0]["fraction_of_ceiling"].as_f64().is_some_and(|fraction| fraction > 0.0));

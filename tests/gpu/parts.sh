@@ -111,8 +111,8 @@ bench_experts() {
     measured_ceilings
     mkdir -p "$folder"
     cp "$suite/qwen3-30b-a3b.json" "$folder/config.json"
-    "$suite/bin/octavo" bench kernels "$folder" --filter expert --min-time "$min_time" \
-        --batch-sizes "${OCTAVO_GPU_EXPERT_ROWS:-1,8,64,65,256}" --prefill 2048,8192 "${ceilings[@]}" \
+    "$suite/bin/octavo" bench kernels "${OCTAVO_GPU_EXPERT_MODEL:-$folder}" --filter expert --min-time "$min_time" \
+        --batch-sizes "${OCTAVO_GPU_EXPERT_ROWS:-1,8,64,65,256}" --prefill "$prefill" "${ceilings[@]}" \
         --output-json "$out/experts.json"
 }
 
