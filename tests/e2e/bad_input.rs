@@ -201,8 +201,8 @@ fn start_up_errors_name_the_flag() {
     assert!(refused(&model, &["--device", "cuda"]).contains("cuda"));
     let block_size = refused(&model, &["--block-size", "7"]);
     assert!(block_size.contains("16"), "{block_size}");
-    let kept = refused(&model, &["--kv-cache-dtype", "fp8"]);
-    assert!(kept.contains("--kv-cache-dtype fp8") && kept.contains("int8_per_token_head"), "{kept}");
+    let kept = refused(&model, &["--kv-cache-dtype", "fp8_e5m2"]);
+    assert!(kept.contains("--kv-cache-dtype fp8_e5m2") && kept.contains("int8_per_token_head"), "{kept}");
     let quantised = refused(&model, &["--quantization", "awq"]);
     assert!(quantised.contains("--quantization awq") && quantised.contains("'gguf'"), "{quantised}");
     assert!(refused(&model, &["--cpu-activation-bits", "4"]).contains("--cpu-activation-bits"));
