@@ -2,7 +2,6 @@
 //! may change at any time.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use octavo_telemetry::EngineMetrics;
 
@@ -14,7 +13,7 @@ use crate::scheduler::{Scheduler, StepRecord};
 use crate::sequence::Sequence;
 use crate::{
     EngineConfig, EngineError, Executor, KvCacheSpec, KvEventSink, Request, RequestStream, SamplingParams, StepId,
-    StepPlan, SubmitError, Task, stream,
+    StepPlan, SubmitError, stream,
 };
 
 /// An engine that its owner drives turn by turn.
@@ -93,20 +92,8 @@ impl ManualScheduler {
         let history = TokenHistory::new(prompt.clone());
         let kv = SequenceKv::new(self.scheduler.kv().layout(), &history, Extras::default());
         let (sender, stream) = stream::mailbox(id, self.inbox.clone());
-        let request = Request {
-            id: id.to_string(),
-            prompt,
-            task: Task::Generate,
-            params: Arc::new(SamplingParams { max_tokens, ..SamplingParams::default() }),
-            priority: 0,
-            arrival: Instant::now(),
-            cache_salt: None,
-            constraint: None,
-            client: crate::ClientId::default(),
-            images: Arc::default(),
-            second_text: None,
-            parent_n: None,
-        };
+        let params = SamplingParams { max_tokens, ..SamplingParams::default() };
+        let request = Request::new(id.to_string(), prompt, params);
         self.streams.push(stream);
         self.scheduler.enqueue(Sequence::new(id, request, kv, sender, limit));
     }

@@ -149,6 +149,26 @@ pub struct Request {
     pub parent_n: Option<u32>,
 }
 
+impl Request {
+    /// Creates a request to generate that arrives now, of no client, with the usual priority and nothing else set.
+    pub fn new(id: impl Into<String>, prompt: impl Into<Arc<[u32]>>, params: impl Into<Arc<SamplingParams>>) -> Self {
+        Self {
+            id: id.into(),
+            prompt: prompt.into(),
+            second_text: None,
+            images: Arc::default(),
+            task: Task::Generate,
+            params: params.into(),
+            priority: 0,
+            client: ClientId::default(),
+            arrival: Instant::now(),
+            cache_salt: None,
+            constraint: None,
+            parent_n: None,
+        }
+    }
+}
+
 /// Reason why a request ended. Every request ends exactly once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FinishReason {

@@ -2,33 +2,19 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use octavo_engine::mock::{FailurePoint, MockConfig, MockExecutor, MockFailure};
 use octavo_engine::{
     Engine, EngineConfig, EngineHandle, EngineState, Executor, ExecutorError, FinishReason, KvCacheSpec, Request,
     RequestEvent, RequestStream, SamplingParams, StepCost, StepId, StepMasks, StepOutput, StepPlan, StepWork,
-    SubmitError, Task,
+    SubmitError,
 };
 use octavo_telemetry::EngineMetrics;
 
 fn request(prompt: &[u32], max_tokens: u32) -> Request {
-    Request {
-        id: "r".into(),
-        prompt: prompt.into(),
-        task: Task::Generate,
-        params: Arc::new(SamplingParams { max_tokens, ..SamplingParams::default() }),
-        priority: 0,
-        arrival: Instant::now(),
-        cache_salt: None,
-        constraint: None,
-        client: octavo_engine::ClientId::default(),
-        images: Arc::default(),
-        second_text: None,
-        parent_n: None,
-    }
+    Request::new("r", prompt, SamplingParams { max_tokens, ..SamplingParams::default() })
 }
 
 fn spawn(executor: impl Executor + 'static, config: EngineConfig) -> Engine {

@@ -3,13 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
 use std::alloc::System;
-use std::sync::Arc;
 use std::task::{Context, Waker};
-use std::time::Instant;
 
 use octavo_engine::internals::ManualEngine;
 use octavo_engine::mock::{MockConfig, MockExecutor};
-use octavo_engine::{EngineConfig, Request, SamplingParams, Task};
+use octavo_engine::{EngineConfig, Request, SamplingParams};
 use octavo_telemetry::{Telemetry, TelemetryConfig};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
@@ -17,20 +15,8 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 fn request(number: u32) -> Request {
-    Request {
-        id: number.to_string(),
-        prompt: (0..40).map(|i| number * 100 + i).collect(),
-        task: Task::Generate,
-        params: Arc::new(SamplingParams { max_tokens: 300, ..SamplingParams::default() }),
-        priority: 0,
-        arrival: Instant::now(),
-        cache_salt: None,
-        constraint: None,
-        client: octavo_engine::ClientId::default(),
-        images: Arc::default(),
-        second_text: None,
-        parent_n: None,
-    }
+    let prompt: Vec<u32> = (0..40).map(|i| number * 100 + i).collect();
+    Request::new(number.to_string(), prompt, SamplingParams { max_tokens: 300, ..SamplingParams::default() })
 }
 
 #[test]

@@ -4,7 +4,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
 
 use octavo_backend_candle::CandleBackend;
 use octavo_engine::{
@@ -154,20 +153,7 @@ fn config() -> EngineConfig {
 }
 
 fn request(prompt: &[u32], params: &SamplingParams) -> Request {
-    Request {
-        id: "test".into(),
-        prompt: prompt.into(),
-        task: Task::Generate,
-        params: Arc::new(params.clone()),
-        priority: 0,
-        arrival: Instant::now(),
-        cache_salt: None,
-        constraint: None,
-        client: octavo_engine::ClientId::default(),
-        images: Arc::default(),
-        second_text: None,
-        parent_n: None,
-    }
+    Request::new("test", prompt, params.clone())
 }
 
 /// Returns the value of a counter.

@@ -5,13 +5,12 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
 
 use octavo_backend_candle::CandleBackend;
 use octavo_backend_cpu::{CpuBackend, CpuConfig};
 use octavo_engine::{
-    ClientId, Constraint, Engine, EngineConfig, ImageHash, ImageInput, ImageSpan, PromptImage, Request, RequestStream,
-    SamplingParams, Task,
+    Constraint, Engine, EngineConfig, ImageHash, ImageInput, ImageSpan, PromptImage, Request, RequestStream,
+    SamplingParams,
 };
 use octavo_models::{Checkpoint, Programs, build_programs};
 use octavo_ops::{Backend, Channel, InjectMode, Op};
@@ -69,24 +68,16 @@ impl Case {
     /// Returns the request whose prompt are the first `prompt` tokens and whose output are the others.
     fn request(&self, prompt: usize, scores: bool) -> Request {
         let forced = Forced { rest: self.ids[prompt..].to_vec(), next: 0 };
+        let params = SamplingParams {
+            max_tokens: (self.ids.len() - prompt) as u32,
+            logprobs: Some(0),
+            prompt_logprobs: scores.then_some(0),
+            ..SamplingParams::default()
+        };
         Request {
-            id: "test".into(),
-            prompt: self.ids[..prompt].into(),
             images: self.images.as_slice().into(),
-            task: Task::Generate,
-            params: Arc::new(SamplingParams {
-                max_tokens: (self.ids.len() - prompt) as u32,
-                logprobs: Some(0),
-                prompt_logprobs: scores.then_some(0),
-                ..SamplingParams::default()
-            }),
-            priority: 0,
-            client: ClientId::default(),
-            arrival: Instant::now(),
-            cache_salt: None,
             constraint: (prompt < self.ids.len()).then(|| Box::new(forced) as Box<dyn Constraint>),
-            second_text: None,
-            parent_n: None,
+            ..Request::new("test", &self.ids[..prompt], params)
         }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
-use octavo_engine::{EngineHandle, FinishReason, Request, RequestStream, SamplingParams, SubmitError, Task};
+use octavo_engine::{EngineHandle, FinishReason, Request, RequestStream, SamplingParams, SubmitError};
 use tokio::task::JoinSet;
 
 use super::OfflineError;
@@ -88,20 +88,8 @@ pub(super) async fn complete(
 }
 
 fn request(prompt: &Prompt, params: &Arc<SamplingParams>, child: u32) -> Request {
-    Request {
-        id: "bench".to_owned(),
-        prompt: Arc::clone(&prompt.tokens),
-        task: Task::Generate,
-        params: Arc::clone(params),
-        priority: 0,
-        arrival: Instant::now(),
-        cache_salt: None,
-        constraint: None,
-        client: octavo_engine::ClientId::default(),
-        images: Arc::default(),
-        second_text: None,
-        parent_n: (child == 0).then_some(prompt.n),
-    }
+    let parent_n = (child == 0).then_some(prompt.n);
+    Request { parent_n, ..Request::new("bench", Arc::clone(&prompt.tokens), Arc::clone(params)) }
 }
 
 /// The arrival times of an answer's tokens.

@@ -65,18 +65,14 @@ impl Life {
 
     fn request(&self, epoch: Instant) -> Request {
         Request {
-            id: format!("{self:?}"),
-            prompt: self.prompt.as_slice().into(),
             task: if self.embed { Task::Embed(Pooling::Prompt) } else { Task::Generate },
-            params: Arc::new(self.params.clone()),
             priority: self.priority,
             arrival: epoch + Duration::from_millis(self.at as u64),
             cache_salt: self.salt.then(|| "salt".into()),
             constraint: self.constrained.then(|| Box::new(Alternating { odd: false }) as Box<dyn Constraint>),
             client: ClientId(self.client),
             images: self.images.as_slice().into(),
-            second_text: None,
-            parent_n: None,
+            ..Request::new(format!("{self:?}"), self.prompt.as_slice(), self.params.clone())
         }
     }
 }

@@ -1,6 +1,4 @@
-use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
 
 use octavo_telemetry::{Telemetry, TelemetryConfig};
 
@@ -66,20 +64,7 @@ fn without_constant_labels(series: &str) -> String {
 }
 
 pub(super) fn request(prompt: &[u32], params: &SamplingParams) -> Request {
-    Request {
-        id: "r".into(),
-        prompt: prompt.into(),
-        task: Task::Generate,
-        params: Arc::new(params.clone()),
-        priority: 0,
-        arrival: Instant::now(),
-        cache_salt: None,
-        constraint: None,
-        client: crate::ClientId::default(),
-        images: Arc::default(),
-        second_text: None,
-        parent_n: Some(1),
-    }
+    Request { parent_n: Some(1), ..Request::new("r", prompt, params.clone()) }
 }
 
 pub(super) fn tokens(max_tokens: u32) -> SamplingParams {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::inbox::Inbox;
 use crate::kv::{Extras, SequenceKv, TokenHistory};
-use crate::{InputToken, KvGroupSpec, Request, SamplingParams, Task, stream};
+use crate::{InputToken, KvGroupSpec, Request, SamplingParams, stream};
 
 /// A scheduler whose steps complete at once unless a test delays them.
 pub(super) struct Rig {
@@ -54,18 +54,10 @@ impl Rig {
         let id = self.next_id;
         self.next_id += 1;
         let request = Request {
-            id: id.to_string(),
-            prompt: prompt.into_iter().collect(),
-            task: Task::Generate,
-            params: Arc::new(params),
             priority,
             arrival: self.epoch + Duration::from_millis(id),
-            cache_salt: None,
-            constraint: None,
             client: self.client,
-            images: Arc::default(),
-            second_text: None,
-            parent_n: None,
+            ..Request::new(id.to_string(), prompt.into_iter().collect::<Vec<_>>(), params)
         };
         let history = TokenHistory::new(request.prompt.clone());
         let kv = SequenceKv::new(self.scheduler.kv().layout(), &history, Extras::default());

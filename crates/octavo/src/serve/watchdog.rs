@@ -29,14 +29,13 @@ pub(super) async fn hung(engine: EngineHandle) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+
     use std::sync::mpsc::{Receiver, channel};
-    use std::time::Instant;
 
     use octavo_engine::mock::{MockConfig, MockExecutor};
     use octavo_engine::{
         Engine, EngineConfig, Executor, ExecutorError, KvCacheSpec, Request, SamplingParams, StepId, StepMasks,
-        StepOutput, StepPlan, Task,
+        StepOutput, StepPlan,
     };
     use octavo_telemetry::EngineMetrics;
 
@@ -82,21 +81,7 @@ mod tests {
         let long = PERIOD * (LOOKS as u32 + 2);
         assert!(tokio::time::timeout(long, hung(handle.clone())).await.is_err(), "idle");
 
-        let request = Request {
-            id: "r".into(),
-            prompt: [1].into(),
-            task: Task::Generate,
-            params: Arc::new(SamplingParams::default()),
-            priority: 0,
-            arrival: Instant::now(),
-            cache_salt: None,
-            constraint: None,
-            client: octavo_engine::ClientId::default(),
-            images: Arc::default(),
-            second_text: None,
-            parent_n: None,
-        };
-        let _stream = handle.submit(request).unwrap();
+        let _stream = handle.submit(Request::new("r", [1], SamplingParams::default())).unwrap();
         let age = tokio::time::timeout(long * 4, hung(handle)).await.expect("it hangs");
         assert!(age >= Duration::from_millis(100), "{age:?}");
         drop(open);
