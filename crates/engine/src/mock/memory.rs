@@ -52,22 +52,16 @@ struct Cell {
 }
 
 /// A sequence in a seat.
-struct Occupant {
-    params: Arc<SamplingParams>,
-    prompt: Arc<[u32]>,
+pub(super) struct Occupant {
+    pub(super) params: Arc<SamplingParams>,
+    pub(super) prompt: Arc<[u32]>,
+    /// Whether its tokens are drawn under masks.
+    pub(super) constrained: bool,
     /// Tokens of the sequence that plans have mentioned.
     tokens: Vec<u32>,
     /// Their inputs of the first layer, which differ from the tokens in images.
     contents: Vec<u32>,
     images: Arc<[PromptImage]>,
-    state: u64,
-}
-
-/// Inputs of the next sampled token.
-pub(super) struct SequenceState<'a> {
-    pub(super) params: &'a SamplingParams,
-    pub(super) prompt: &'a [u32],
-    pub(super) state: u64,
 }
 
 /// A sequence's block tables in a plan.
@@ -118,9 +112,14 @@ impl Memory {
         let mut contents = Vec::with_capacity(tokens.capacity());
         contents.extend(self::contents(&joined.prompt, &joined.images));
         contents.extend(&joined.output);
-        let (params, prompt) = (joined.params.clone(), joined.prompt.clone());
-        let images = joined.images.clone();
-        self.seats[seat] = Some(Occupant { params, prompt, tokens, contents, images, state: EMPTY });
+        self.seats[seat] = Some(Occupant {
+            params: joined.params.clone(),
+            prompt: joined.prompt.clone(),
+            constrained: joined.constrained,
+            tokens,
+            contents,
+            images: joined.images.clone(),
+        });
     }
 
     /// Checks that a step which ends at a position cuts no image.
@@ -186,7 +185,7 @@ impl Memory {
         Ok(first)
     }
 
-    fn occupant(&self, seat: Seat) -> Result<&Occupant, String> {
+    pub(super) fn occupant(&self, seat: Seat) -> Result<&Occupant, String> {
         self.seats.get(seat as usize).and_then(Option::as_ref).ok_or_else(|| format!("nobody sits in seat {seat}"))
     }
 
@@ -214,7 +213,6 @@ impl Memory {
             *cell = Cell { content, state };
         }
         if let Some(occupant) = &mut self.seats[seat as usize] {
-            occupant.state = state;
             match occupant.tokens.get(position) {
                 Some(&told) if told != token => {
                     return Err(format!("seat {seat} gets token {token} at position {position}, which is {told}"));
@@ -250,14 +248,5 @@ impl Memory {
             }
         }
         Ok(())
-    }
-
-    /// Returns the inputs of a sequence's next sampled token.
-    pub(super) fn state(&self, seat: Seat) -> Result<SequenceState<'_>, String> {
-        self.occupant(seat).map(|occupant| SequenceState {
-            params: &occupant.params,
-            prompt: &occupant.prompt,
-            state: occupant.state,
-        })
     }
 }
