@@ -38,7 +38,7 @@ pub use image::{ImageHash, ImageInput, ImageSpan, ImageSpec, PromptImage};
 pub use kv::{BlockHash, ExtraKey, KvEvent, KvEventSink};
 pub use plan::{
     InjectedTokens, InputToken, Joined, Logprobs, PlannedImage, PlannedRow, PlannedSequence, RowKind, Seat, StepId,
-    StepMasks, StepOutput, StepPlan, TokenOutput,
+    StepMasks, StepOutput, StepPlan, TableChange, TokenOutput,
 };
 pub use request::{
     ClientId, FinishReason, Pooling, RepetitionDetection, Request, RequestEvent, SamplingParams, StageTimes,

@@ -116,6 +116,19 @@ pub struct PlannedRow {
     pub kind: RowKind,
 }
 
+/// A change of a block table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableChange {
+    /// Seat of the sequence.
+    pub seat: Seat,
+    /// KV group.
+    pub group: u32,
+    /// Number of leading blocks that stay.
+    pub start: u32,
+    /// Range in [`StepPlan::blocks`] of the blocks that follow, in place of those that did.
+    pub blocks: Range<usize>,
+}
+
 /// One sequence's part of the step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlannedSequence {
@@ -125,14 +138,12 @@ pub struct PlannedSequence {
     pub tokens: Range<usize>,
     /// Position of its first token in this step.
     pub first_position: u32,
-    /// Block tables in [`StepPlan::blocks`], one per KV group, with enough blocks for every token up to the last of
-    /// this step.
-    pub tables: Range<usize>,
     /// Range of its tokens of images in [`StepPlan::injected`], in order.
     pub injected: Range<usize>,
 }
 
-/// The plan of one step.
+/// The plan of one step. It names only what is new: an executor keeps the sequences in their seats and their block tables
+/// from step to step.
 #[derive(Clone, Debug, Default)]
 pub struct StepPlan {
     /// Number of the step.
@@ -144,12 +155,14 @@ pub struct StepPlan {
     /// Rows that give an output, sequence by sequence, by position: first those that score, then those that draw, then
     /// those that are pooled.
     pub rows: Vec<PlannedRow>,
-    /// Block tables as ranges of [`StepPlan::blocks`]. `sequences[i].tables` selects one range per KV group.
-    pub tables: Vec<Range<usize>>,
-    /// Block ids of all tables.
-    pub blocks: Vec<u32>,
-    /// Sequences that take a seat in this step. They are applied before [`StepPlan::sequences`] is read.
+    /// Seats that sequences have left since the plan before. They are applied first.
+    pub left: Vec<Seat>,
+    /// Sequences that take a seat in this step. Their block tables are empty.
     pub joined: Vec<Joined>,
+    /// Changes of block tables, which follow. With them, the tables have a block for every token of the step and before.
+    pub tables: Vec<TableChange>,
+    /// Block ids of all changes.
+    pub blocks: Vec<u32>,
     /// Images that are encoded first.
     pub encode: Vec<PlannedImage>,
     /// Tokens of images of all sequences, whose rows of the media cache this step or an earlier one has encoded.
@@ -177,9 +190,10 @@ impl StepPlan {
         self.tokens.clear();
         self.sequences.clear();
         self.rows.clear();
+        self.left.clear();
+        self.joined.clear();
         self.tables.clear();
         self.blocks.clear();
-        self.joined.clear();
         self.encode.clear();
         self.injected.clear();
     }

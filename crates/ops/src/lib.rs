@@ -25,7 +25,7 @@ pub mod testing;
 pub use backend::{
     Backend, DeviceProfile, TensorData, WeightSource, check_block_counts, check_block_size, check_encoder,
 };
-pub use batch::{BlockTables, InjectedRow, Limits, StepBatch};
+pub use batch::{BlockTables, InjectedRow, Limits, SequenceTables, StepBatch};
 pub use encode::{Channel, EncodeBatch, TAPS, Tap};
 pub use error::{BackendError, ProgramError, WeightError};
 pub use experts::{

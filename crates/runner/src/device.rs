@@ -162,6 +162,7 @@ impl Device {
 
     fn forward(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
         let malformed = |reason: String| lost(format!("step {} is malformed: {reason}", plan.step));
+        plan.left.iter().for_each(|&seat| self.seats.leave(seat));
         for joined in &plan.joined {
             self.seats.join(plan.step, joined).map_err(malformed)?;
         }

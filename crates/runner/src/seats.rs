@@ -51,6 +51,13 @@ impl Seats {
         Self { states: Vec::new(), limit }
     }
 
+    /// Empties a seat.
+    pub(crate) fn leave(&mut self, seat: Seat) {
+        if let Some(state) = self.states.get_mut(seat as usize) {
+            *state = None;
+        }
+    }
+
     /// Assigns a seat to a sequence and replaces its former one.
     pub(crate) fn join(&mut self, step: StepId, joined: &Joined) -> Result<(), String> {
         let seat = joined.seat as usize;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use octavo_backend_candle::CandleBackend;
 use octavo_engine::{
     Executor, ImageHash, ImageInput, ImageSpan, InjectedTokens, InputToken, Joined, PlannedImage, PlannedRow,
-    PlannedSequence, PromptImage, RowKind, SamplingParams, StepId, StepMasks, StepPlan,
+    PlannedSequence, PromptImage, RowKind, SamplingParams, StepId, StepMasks, StepPlan, TableChange,
 };
 use octavo_models::{Checkpoint, Programs, build_programs};
 use octavo_ops::{Backend, Channel};
@@ -86,12 +86,11 @@ fn plan(prompt: &Prompt, step: StepId, first: usize, end: usize) -> StepPlan {
     }
     plan.tokens = prompt.ids[first..end].iter().map(|&id| InputToken::Id(id)).collect();
     plan.blocks = vec![3, 1, 7, 2];
-    plan.tables.push(0..4);
+    plan.tables.push(TableChange { seat: 1, group: 0, start: 0, blocks: 0..4 });
     plan.sequences.push(PlannedSequence {
         seat: 1,
         tokens: 0..end - first,
         first_position: first as u32,
-        tables: 0..1,
         injected: 0..plan.injected.len(),
     });
     if end == prompt.ids.len() {

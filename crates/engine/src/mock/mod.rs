@@ -2,8 +2,8 @@
 //!
 //! Its next token is a function of all tokens of the sequence so far, so a request has the same output alone or in any
 //! batch, in one chunk or many, preempted or not. [`MockConfig::expected_output`] computes it without an engine. The
-//! executor does not pass tokens from step to step: it reads them back from fake KV blocks through the plan's block
-//! tables. A wrong table, a block reused too early or a stale prefix gives wrong tokens, or a fatal error that names
+//! executor does not pass tokens from step to step: it reads them back from fake KV blocks through the block tables that
+//! plans have changed. A wrong table, a block reused too early or a stale prefix gives wrong tokens, or a fatal error that names
 //! the wrong position. Log-probabilities of prompts and embeddings come from the same blocks.
 
 mod memory;
@@ -21,7 +21,7 @@ use crate::{
     Executor, ExecutorError, ImageSpec, InputToken, KvCacheSpec, KvGroupSpec, Logprobs, PlannedRow, PlannedSequence,
     PromptImage, RowKind, SamplingParams, StepCost, StepId, StepMasks, StepOutput, StepPlan, StepWork, TokenOutput,
 };
-use memory::{Memory, Occupant, Tables};
+use memory::{Memory, Occupant};
 
 /// Behaviour of the executor. The default is quick and never fails.
 #[derive(Clone, Debug)]
@@ -223,7 +223,6 @@ impl MockExecutor {
 
     /// Writes one sequence's tokens into its blocks.
     fn forward(&mut self, plan: &StepPlan, sequence: &PlannedSequence) -> Result<(), ExecutorError> {
-        let tables = Tables::of(plan, sequence.tables.clone());
         for (offset, token) in plan.tokens[sequence.tokens.clone()].iter().enumerate() {
             let token = match *token {
                 InputToken::Id(id) => id,
@@ -234,14 +233,14 @@ impl MockExecutor {
             };
             let position = sequence.first_position as usize + offset;
             let content = self.memory.content(plan, sequence, position, token).map_err(broken)?;
-            self.memory.write(tables, sequence.seat, position, (token, content)).map_err(broken)?;
+            self.memory.write(sequence.seat, position, (token, content)).map_err(broken)?;
         }
         let end = sequence.first_position as usize + sequence.tokens.len();
         if self.config.seen_whole {
             self.memory.check_whole(sequence.seat, end).map_err(broken)?;
         }
         if self.config.verify {
-            self.memory.verify(tables, sequence.seat, end).map_err(broken)?;
+            self.memory.verify(sequence.seat, end).map_err(broken)?;
         }
         Ok(())
     }
@@ -268,7 +267,7 @@ fn output(
     if offset as usize >= sequence.tokens.len() {
         return Err(outside());
     }
-    let state = memory.read(Tables::of(plan, sequence.tables.clone()), seat, row.position as usize)?;
+    let state = memory.read(seat, row.position as usize)?;
     let Occupant { params, prompt, .. } = memory.occupant(seat)?;
     Ok(match row.kind {
         RowKind::Pool => RowOutput::Vector(token::embedding(config, state)),
@@ -329,8 +328,14 @@ impl Executor for MockExecutor {
         if plan.token_rows() > self.config.max_rows {
             return Err(broken(format!("step {} has {} rows", plan.step, plan.token_rows())));
         }
+        for &seat in &plan.left {
+            self.memory.leave(seat).map_err(broken)?;
+        }
         for joined in &plan.joined {
-            self.memory.join(joined);
+            self.memory.join(joined).map_err(broken)?;
+        }
+        for change in &plan.tables {
+            self.memory.change_table(change, &plan.blocks).map_err(broken)?;
         }
         for planned in &plan.encode {
             self.memory.encode(planned).map_err(broken)?;

@@ -1,19 +1,13 @@
 use super::*;
-use crate::Joined;
+use crate::{Joined, TableChange};
 
 fn plan(step: StepId, tokens: &[InputToken], first_position: u32, blocks: &[u32]) -> StepPlan {
-    let sequence = PlannedSequence {
-        seat: 0,
-        tokens: 0..tokens.len(),
-        first_position,
-        tables: 0..1,
-        ..PlannedSequence::default()
-    };
+    let sequence = PlannedSequence { seat: 0, tokens: 0..tokens.len(), first_position, ..PlannedSequence::default() };
     let mut plan = StepPlan { step, ..StepPlan::default() };
     plan.tokens.extend(tokens);
     plan.sequences.push(sequence);
     plan.rows.push(row(first_position + tokens.len() as u32 - 1, RowKind::Draw));
-    plan.tables.push(0..blocks.len());
+    plan.tables.push(TableChange { seat: 0, group: 0, start: 0, blocks: 0..blocks.len() });
     plan.blocks.extend(blocks);
     plan
 }

@@ -135,6 +135,8 @@ pub(crate) struct Scheduler {
     running: Vec<SequenceKey>,
     /// Free seats.
     seats: Vec<Seat>,
+    /// Seats that sequences have left since the last plan.
+    left: Vec<Seat>,
     /// Running sequences, in the order in which the step being planned serves them.
     order: Vec<SequenceKey>,
     /// Number of the latest step planned.
@@ -169,6 +171,7 @@ impl Scheduler {
             waiting: WaitingQueue::new(config.policy),
             running: Vec::with_capacity(seats),
             seats: (0..seats as Seat).rev().collect(),
+            left: Vec::with_capacity(seats),
             clients: Clients::default(),
             order: Vec::with_capacity(seats),
             step: 0,
@@ -256,7 +259,7 @@ impl Scheduler {
             Residence::Waiting => self.waiting.remove(&sequence),
             Residence::Running(seat) => {
                 self.running.retain(|&other| other != key);
-                self.seats.push(seat);
+                self.free_seat(seat, sequence.joined);
                 self.clients.stop(sequence.client);
                 self.kv.release(&mut sequence.kv);
                 self.images.release(&mut sequence.images);
@@ -525,6 +528,14 @@ impl Scheduler {
         }
     }
 
+    /// Frees a seat, of which the executor is told if it knows the sequence.
+    fn free_seat(&mut self, seat: Seat, joined: bool) {
+        self.seats.push(seat);
+        if joined {
+            self.left.push(seat);
+        }
+    }
+
     /// Returns the index of the running sequence to preempt: the last admitted one, or the last one in the order of the
     /// priority policy.
     fn victim(&self) -> Option<usize> {
@@ -539,10 +550,11 @@ impl Scheduler {
 
     fn preempt(&mut self, index: usize) {
         let key = self.running.remove(index);
-        let Some(sequence) = self.sequences.get_mut(key) else { return };
+        let Some(sequence) = self.sequences.get(key) else { return };
         if let Residence::Running(seat) = sequence.residence {
-            self.seats.push(seat);
+            self.free_seat(seat, sequence.joined);
         }
+        let Some(sequence) = self.sequences.get_mut(key) else { return };
         self.kv.release(&mut sequence.kv);
         self.images.release(&mut sequence.images);
         sequence.preempt();

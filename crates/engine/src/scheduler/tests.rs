@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::inbox::Inbox;
 use crate::kv::{Extras, SequenceKv, TokenHistory};
-use crate::{InputToken, KvGroupSpec, PlannedRow, Request, RowKind, SamplingParams, stream};
+use crate::{InputToken, KvGroupSpec, PlannedRow, Request, RowKind, SamplingParams, TableChange, stream};
 
 /// A scheduler whose steps complete at once unless a test delays them.
 pub(super) struct Rig {
@@ -128,7 +128,8 @@ fn positions_tables_and_joins_are_written() {
     assert_eq!((sequence.seat, sequence.first_position), (0, 6));
     assert_eq!(rig.plan.rows, [PlannedRow { sequence: 0, position: 8, kind: RowKind::Draw }]);
     assert_eq!(rig.plan.tokens, [1006, 1007, 1008].map(InputToken::Id));
-    assert_eq!((sequence.tables.clone(), &rig.plan.tables[0]), (0..1, &(0..3)));
+    assert_eq!(rig.plan.tables, [TableChange { seat: 0, group: 0, start: 2, blocks: 0..1 }]);
+    assert_eq!(rig.plan.blocks, [3]);
     assert!(rig.plan.joined.is_empty());
     rig.step();
     assert_eq!(rig.plan.tokens, [InputToken::Id(7)]);
@@ -190,7 +191,7 @@ fn fcfs_preempts_the_last_admitted() {
     let keys = [1, 2, 3].map(|family| rig.add(prompt(family, 20), 40, 0));
     assert_eq!(rig.step(), [(0, 20, true), (1, 12, false)]);
     assert_eq!(rig.step(), [(0, 1, true), (1, 8, true), (2, 20, true)]);
-    assert_eq!(rig.plan.blocks.len(), 16);
+    assert_eq!(rig.scheduler.kv().used(), 16);
     // The first and the second sequence take the last sequence's blocks when they fill their own.
     let mut victims = Vec::new();
     for _ in 0..3 {

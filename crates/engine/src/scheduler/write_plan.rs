@@ -2,13 +2,16 @@
 
 use super::{Scheduler, Share, StepRecord};
 use crate::sequence::{Residence, Sequence};
-use crate::{InputToken, Joined, PlannedRow, PlannedSequence, RowKind, Seat, StepId, StepPlan};
+use crate::{InputToken, Joined, PlannedRow, PlannedSequence, RowKind, Seat, StepId, StepPlan, TableChange};
 
 impl Scheduler {
     /// Writes the chosen shares and counts their tokens as submitted.
     pub(super) fn write_plan(&mut self, step: StepId, plan: &mut StepPlan, record: &mut StepRecord) {
         plan.clear();
         plan.step = step;
+        if !self.chosen.is_empty() {
+            plan.left.append(&mut self.left);
+        }
         record.shares.clear();
         record.step = step;
         record.sampling = false;
@@ -34,14 +37,10 @@ impl Scheduler {
                 seat,
                 tokens: plan.tokens.len()..plan.tokens.len() + share.tokens,
                 first_position: first as u32,
-                tables: plan.tables.len()..plan.tables.len() + sequence.kv.tables.len(),
                 injected: injected..plan.injected.len(),
             });
             write_tokens(plan, sequence, first, end);
-            for table in &sequence.kv.tables {
-                plan.tables.push(plan.blocks.len()..plan.blocks.len() + table.len());
-                plan.blocks.extend_from_slice(table);
-            }
+            write_tables(plan, sequence, seat);
             record.shares.push(*share);
             sequence.submitted = end;
             sequence.served = step;
@@ -64,6 +63,18 @@ fn joined(sequence: &Sequence, seat: Seat) -> Joined {
         constrained: sequence.constraint.is_some(),
         images: sequence.images.all().clone(),
         second_text: sequence.second_text,
+    }
+}
+
+/// Writes the blocks of a sequence that the executor does not know.
+fn write_tables(plan: &mut StepPlan, sequence: &mut Sequence, seat: Seat) {
+    let start = sequence.kv.tell();
+    for (group, table) in (0..).zip(&sequence.kv.tables) {
+        let blocks = plan.blocks.len()..plan.blocks.len() + table.len() - start;
+        if !blocks.is_empty() {
+            plan.blocks.extend_from_slice(&table[start..]);
+            plan.tables.push(TableChange { seat, group, start: start as u32, blocks });
+        }
     }
 }
 

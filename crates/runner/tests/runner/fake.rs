@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use octavo_engine::{
     Executor, InputToken, Joined, PlannedRow, PlannedSequence, RowKind, SamplingParams, Seat, StepId, StepMasks,
-    StepOutput, StepPlan,
+    StepOutput, StepPlan, TableChange,
 };
 use octavo_ops::sampling::{SampleBatch, SampledToken, TokenCounts, TokenLogprobs};
 use octavo_ops::testing::TinyModel;
@@ -224,10 +224,9 @@ pub(crate) fn push(plan: &mut StepPlan, seat: Seat, first_position: u32, tokens:
         seat,
         tokens: start..plan.tokens.len(),
         first_position,
-        tables: plan.tables.len()..plan.tables.len() + 1,
         ..PlannedSequence::default()
     });
-    plan.tables.push(plan.blocks.len()..plan.blocks.len() + 2);
+    plan.tables.push(TableChange { seat, group: 0, start: 0, blocks: plan.blocks.len()..plan.blocks.len() + 2 });
     plan.blocks.extend([1 + seat, 4 + seat]);
     if draws {
         add_rows(plan, RowKind::Draw, [first_position + tokens.len() as u32 - 1]);

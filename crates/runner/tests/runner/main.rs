@@ -39,8 +39,8 @@ fn a_plan_becomes_a_batch_and_its_memory_comes_back() {
     let batch = &log.batches[0];
     assert_eq!((&batch.token_ids[..], &batch.positions[..]), (&[3, 1, 3][..], &[0, 1, 2][..]));
     assert_eq!(batch.slot_mapping[0], [8, 9, 10]);
-    assert_eq!((&batch.seq_lens[..], &batch.sampled_rows[..], &batch.slots[..]), (&[3][..], &[2][..], &[1][..]));
-    assert_eq!(log.batches[1].block_tables[0].ids, [2, 5]);
+    assert_eq!((&batch.seq_lens[..], &batch.sampled_rows[..], &batch.seats[..]), (&[3][..], &[2][..], &[1][..]));
+    assert_eq!(log.batches[1].tables(0).row(0), [2, 5]);
 }
 
 #[test]
@@ -223,7 +223,9 @@ fn a_malformed_plan_is_lost() {
     assert_eq!(error(&mut runner, &|p| p.joined[0].constrained = true), lost("a mask is missing"));
     let message = lost("seat 1 scores position 2, its prompt ends there");
     assert_eq!(error(&mut runner, &|p| p.rows[0].kind = RowKind::Score), message);
-    assert_eq!(error(&mut runner, &|p| p.blocks.clear()), lost("seat 1 lacks a block table"));
+    let message = lost("the table of seat 1 in KV group 0 has no block 0 to change");
+    assert_eq!(error(&mut runner, &|p| p.blocks.clear()), message);
+    assert_eq!(error(&mut runner, &|p| p.tables.clear()), lost("position 0 of seat 1 has no block"));
     let message = lost("seat 1 draws in its prompt, at position 1");
     assert_eq!(error(&mut runner, &|p| p.rows[0].position = 1), message);
     assert_eq!(log.lock().unwrap().batches.len(), 4);
