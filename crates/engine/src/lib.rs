@@ -9,6 +9,7 @@
 mod clock;
 mod config;
 mod constraint;
+mod draft;
 mod engine;
 mod engine_loop;
 mod executor;
@@ -32,6 +33,7 @@ mod token_set;
 pub use clock::{StepCost, StepWork};
 pub use config::{EngineConfig, EngineError, SchedulingPolicy};
 pub use constraint::Constraint;
+pub use draft::Speculation;
 pub use engine::{Engine, EngineHandle};
 pub use executor::{Executor, ExecutorError, KvCacheSpec, KvGroupSpec};
 pub use image::{ImageHash, ImageInput, ImageSpan, ImageSpec, PromptImage};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use crate::series::EngineSeries;
+use crate::series::{EngineSeries, SpeculationSeries};
 
 /// The work of a step and the state after it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -56,6 +56,8 @@ pub struct FinishedRequest {
 #[derive(Clone, Debug, Default)]
 pub struct EngineMetrics {
     series: Option<Arc<EngineSeries>>,
+    /// Series of speculation, if it is on.
+    speculation: Option<Arc<SpeculationSeries>>,
 }
 
 impl EngineMetrics {
@@ -64,8 +66,8 @@ impl EngineMetrics {
         Self::default()
     }
 
-    pub(crate) fn new(series: Arc<EngineSeries>) -> Self {
-        Self { series: Some(series) }
+    pub(crate) fn new(series: Arc<EngineSeries>, speculation: Option<Arc<SpeculationSeries>>) -> Self {
+        Self { series: Some(series), speculation }
     }
 
     /// Observes a step and the state after it. A call without tokens updates the gauges but does not count as a step, so that
@@ -128,6 +130,15 @@ impl EngineMetrics {
     pub fn next_token(&self, gap: Duration) {
         let Some(s) = &self.series else { return };
         s.times.inter_token.observe_duration(gap);
+    }
+
+    /// Observes that a step has verified drafts of a sequence and accepted the first of them, before any end cuts them.
+    pub fn verified(&self, drafts: usize, accepted: usize) {
+        let Some(s) = &self.speculation else { return };
+        s.drafts.increment(1);
+        s.draft_tokens.increment(drafts as u64);
+        s.accepted_tokens.increment(accepted as u64);
+        s.accepted_at.iter().take(accepted).for_each(|counter| counter.increment(1));
     }
 
     /// Counts generated tokens.

@@ -17,7 +17,7 @@ const FIRST: Outcome =
 const LORA: Outcome = Refused("LoRA adapters are not supported yet");
 const LORA_LIMIT: Outcome = NoEffect("it limits LoRA adapters, which are not supported yet");
 const SPECULATION: Outcome =
-    NoEffect("speculative decoding is not supported yet; answers are the same without it, but slower");
+    NoEffect("--speculative-config configures speculative decoding; answers are the same without it, but slower");
 const SCALE_OUT: Outcome = Refused("the render routes are always on, and the other scale-out routes are not supported");
 const PLUGIN: Outcome = Refused("Python plug-ins cannot be loaded into this server");
 const MEDIA: Outcome =
@@ -173,7 +173,6 @@ pub(crate) const FLAGS: &[Flag] = &[
     flag("max-cpu-loras", Value, LORA_LIMIT),
     flag("lora-extra-vocab-size", Value, LORA_LIMIT),
     flag("lora-dtype", Value, LORA_LIMIT),
-    flag("speculative-config", Json, SPECULATION),
     flag("speculative-model", Value, SPECULATION),
     flag("num-speculative-tokens", Value, SPECULATION),
     flag("spec-method", Value, SPECULATION),
