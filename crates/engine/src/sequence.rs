@@ -192,9 +192,9 @@ impl Sequence {
         self.drafter.as_ref().map_or(&[], |drafter| drafter.drafts())
     }
 
-    /// Returns whether tokens may be drafted: no draw depends on the tokens before it other than through the model.
+    /// Returns whether tokens may be drafted. The mask of a draw is not known before the tokens before it are.
     pub(crate) fn may_draft(&self) -> bool {
-        self.last_output == LastOutput::Token && self.constraint.is_none() && !self.params.has_penalties()
+        self.last_output == LastOutput::Token && self.constraint.is_none()
     }
 
     /// Returns the number of drafts that fit if all of them are accepted, with the token after them.

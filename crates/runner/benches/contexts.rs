@@ -115,6 +115,7 @@ fn decoding(context: usize) -> (ManualEngine, Vec<RequestStream>) {
         max_queued_requests: RUNNING,
         max_queued_tokens: usize::MAX,
         enable_prefix_caching: false,
+        watermark: 0.0,
         ..EngineConfig::default()
     };
     let mut engine = ManualEngine::new(Box::new(runner), config, EngineMetrics::disabled()).unwrap();

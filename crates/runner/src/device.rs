@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender};
 
-use octavo_engine::{ExecutorError, Logprobs, StepMasks, StepOutput, StepPlan, TokenOutput};
-use octavo_ops::sampling::{SampleBatch, SampleRow, SampledToken};
+use octavo_engine::{ExecutorError, InputToken, Logprobs, RowKind, StepMasks, StepOutput, StepPlan, TokenOutput};
+use octavo_ops::sampling::{SampleBatch, SampleRow, SampledToken, TokenCounts};
 use octavo_ops::{Backend, BackendError, Program, StepBatch};
 
 use crate::fill::{Drawn, Shape, fill};
@@ -60,6 +60,8 @@ pub(crate) struct Device {
     sampled: Vec<SampledToken>,
     /// Buffer; empty between steps.
     rows: Vec<SampleRow<'static>>,
+    /// Counts of the rows that verify drafts under penalties.
+    counts: Vec<TokenCounts>,
 }
 
 /// A step whose sampling has started.
@@ -116,6 +118,7 @@ impl Device {
             broken: None,
             sampled: Vec::with_capacity(rows),
             rows: Vec::with_capacity(rows),
+            counts: Vec::new(),
         }
     }
 
@@ -238,8 +241,13 @@ impl Device {
         let latest = number + 1 == self.under_way.len();
         let UnderWay { plan, tokens, state, .. } = &mut self.under_way[number];
         let rows = plan.rows.iter().filter(|row| row.kind.gives_token());
+        // The token that the row before drew, if it counts.
+        let mut before = None;
         for (row, token) in rows.zip(self.sampled.drain(..)) {
-            if let (true, Some(sequence)) = (row.kind.draws(), plan.sequence(row)) {
+            let accepted = || before.is_some_and(|id| plan.token(row) == Some(InputToken::Id(id)));
+            let counts = row.kind == RowKind::Draw || (row.kind == RowKind::Verify && accepted());
+            before = counts.then_some(token.id);
+            if let (true, Some(sequence)) = (counts, plan.sequence(row)) {
                 self.seats.push(plan.step, sequence.seat, token.id);
             }
             let logprobs = token.logprobs.map(|l| Logprobs { logprob: l.logprob, rank: l.rank, top: l.top });
@@ -269,6 +277,8 @@ impl Device {
         let malformed = |reason: String| lost(format!("step {} is malformed: {reason}", plan.step));
         let mut rows: Vec<SampleRow<'_>> = std::mem::take(&mut self.rows);
         let mut masks = masks.bits.chunks_exact(masks.words.max(1));
+        self.seats.count_drafts(plan, &mut self.counts);
+        let mut counts = self.counts.iter();
         for row in plan.rows.iter().filter(|row| row.kind.gives_token()) {
             let sequence = plan.sequence(row);
             let seat = sequence.ok_or_else(|| malformed(format!("a row is of sequence {}", row.sequence)))?.seat;
@@ -276,7 +286,8 @@ impl Device {
                 true => Some(masks.next().ok_or_else(|| malformed("a mask is missing".into()))?),
                 false => None,
             };
-            rows.push(self.seats.row(seat, row, mask).map_err(malformed)?);
+            let counts = if self.seats.counts_drafts(seat, row) { counts.next() } else { None };
+            rows.push(self.seats.row(seat, row, mask, counts).map_err(malformed)?);
         }
         if !rows.is_empty() {
             self.backend.start_sampling(&SampleBatch { rows: &rows }).map_err(refused)?;

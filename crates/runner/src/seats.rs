@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use octavo_engine::{Joined, PlannedRow, PromptImage, RowKind, SamplingParams, Seat, StepId, StepPlan};
+use octavo_engine::{InputToken, Joined, PlannedRow, PromptImage, RowKind, SamplingParams, Seat, StepId, StepPlan};
 use octavo_models::{ImagePositions, ImageSpan};
 use octavo_ops::sampling::{SampleParams, SampleRow, TokenCounts};
 
@@ -71,12 +71,36 @@ impl Seats {
         Ok(())
     }
 
-    /// Returns the sampler's row of a planned row that gives a token.
+    /// Writes the counts for the rows of a plan that verify drafts under penalties, in order. They include the drafts.
+    pub(crate) fn count_drafts(&self, plan: &StepPlan, out: &mut Vec<TokenCounts>) {
+        out.clear();
+        let mut before = None;
+        for row in &plan.rows {
+            let (RowKind::Verify, Some(sequence), Some(InputToken::Id(draft))) =
+                (row.kind, plan.sequence(row), plan.token(row))
+            else {
+                continue;
+            };
+            let Some(counts) = self.state(sequence.seat).ok().and_then(|state| state.counts.as_ref()) else { continue };
+            let mut counts = if before == Some(row.sequence) { out[out.len() - 1].clone() } else { counts.clone() };
+            before = Some(row.sequence);
+            counts.push(draft);
+            out.push(counts);
+        }
+    }
+
+    /// Returns whether a row verifies a draft under penalties, so that it has counts of its own.
+    pub(crate) fn counts_drafts(&self, seat: Seat, row: &PlannedRow) -> bool {
+        row.kind == RowKind::Verify && self.state(seat).is_ok_and(|state| state.counts.is_some())
+    }
+
+    /// Returns the sampler's row of a planned row that gives a token. `counts` are those of a row that has its own.
     pub(crate) fn row<'a>(
         &'a self,
         seat: Seat,
         row: &PlannedRow,
         mask: Option<&'a [u32]>,
+        counts: Option<&'a TokenCounts>,
     ) -> Result<SampleRow<'a>, String> {
         let state = self.state(seat)?;
         let after = row.position as usize + 1;
@@ -88,15 +112,12 @@ impl Seats {
         }
         let number = after.checked_sub(state.prompt.len());
         let number = number.ok_or_else(|| format!("seat {seat} draws in its prompt, at position {}", row.position))?;
-        if row.kind == RowKind::Verify && state.counts.is_some() {
-            return Err(format!("seat {seat} has penalties, which need the tokens before a draft"));
-        }
         let output_position = number as u32;
         let ending = output_position >= state.requested.min_tokens;
         Ok(SampleRow {
             params: &state.params,
             output_position,
-            counts: state.counts.as_ref(),
+            counts: counts.or(state.counts.as_ref()),
             logit_bias: &state.requested.logit_bias,
             forbidden: if ending { &[] } else { &state.ends },
             mask,

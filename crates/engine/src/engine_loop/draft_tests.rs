@@ -6,7 +6,7 @@ use super::tests::{ids, read, request, tokens};
 use super::*;
 use crate::internals::ManualEngine;
 use crate::mock::{MockConfig, MockExecutor};
-use crate::{RequestEvent, SamplingParams, Speculation};
+use crate::{Constraint, Request, RequestEvent, SamplingParams, Speculation};
 
 const SPECULATION: Speculation = Speculation { tokens: 4, lookup_min: 1, lookup_max: 3 };
 
@@ -136,11 +136,32 @@ fn accepted_drafts_save_steps_and_can_be_found_afterwards() {
     }
 }
 
+/// Allows every token.
+struct Anything;
+
+impl Constraint for Anything {
+    fn fill_mask(&mut self, mask: &mut [u32]) {
+        mask.fill(u32::MAX);
+    }
+
+    fn accept(&mut self, _: u32) -> bool {
+        true
+    }
+
+    fn rollback(&mut self, _: usize) {}
+}
+
 #[test]
-fn sequences_whose_draws_need_more_draft_nothing() {
+fn sequences_with_a_mask_draft_nothing() {
     let mock = MockConfig { script: Some([7].into()), ..free_drafts() };
-    let penalised = SamplingParams { frequency_penalty: 0.5, ..tokens(30) };
-    assert_eq!(run(&mock, config(Some(SPECULATION)), &[(vec![1, 2], penalised)]).drafts.0, 0.0);
+    let executor = MockExecutor::new(mock);
+    let counters = executor.counters();
+    let mut engine =
+        ManualEngine::new(Box::new(executor), config(Some(SPECULATION)), EngineMetrics::disabled()).unwrap();
+    let constraint: Option<Box<dyn Constraint>> = Some(Box::new(Anything));
+    let mut stream = engine.submit(Request { constraint, ..request(&[1, 2], &tokens(30)) }).unwrap();
+    while engine.turn() {}
+    assert_eq!((ids(&read(&mut stream).0).len(), counters.drawn_tokens()), (30, 30));
 }
 
 #[test]

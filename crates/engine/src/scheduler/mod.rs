@@ -14,119 +14,28 @@ mod check;
 mod clients;
 mod draft;
 mod queue;
+mod share;
 #[cfg(test)]
 mod sharing_tests;
 #[cfg(test)]
 mod tests;
 mod write_plan;
 
-use std::time::Instant;
-
 use crate::clock::StepClock;
 use crate::draft::Drafter;
 use crate::image::ImageCache;
 use crate::inbox::RequestId;
 use crate::kv::{KvCache, KvLayout};
-use crate::sequence::{Residence, Sequence, SequenceKey, SequenceTable, ShareRows};
-use crate::{ClientId, EngineConfig, ImageSpec, KvCacheSpec, SchedulingPolicy, Seat, StepId, StepPlan, StepWork};
+use crate::sequence::{Residence, Sequence, SequenceKey, SequenceTable};
+use crate::{ClientId, EngineConfig, ImageSpec, KvCacheSpec, SchedulingPolicy, Seat, StepId, StepPlan};
 use clients::Clients;
 use queue::{Rank, WaitingQueue};
+use share::Budget;
+pub(crate) use share::{Share, StepRecord};
 
 /// Number of tokens that the first share of a step may have even if the time is up, so that a prompt of a step that is
 /// bounded too tightly is not computed token by token.
 const LEAST_CHUNK: usize = 16;
-
-/// One sequence's share of a step: its tokens, and the rows that give an output. The engine keeps it until the step
-/// retires.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Share {
-    pub(crate) key: SequenceKey,
-    /// Value of [`Sequence::preemptions`] when the share was planned.
-    preemptions: u32,
-    /// Position of its first token.
-    pub(crate) first: usize,
-    pub(crate) tokens: usize,
-    pub(crate) rows: ShareRows,
-    /// Whether its tokens are drawn under masks.
-    pub(crate) constrained: bool,
-    /// Estimated work; nothing without a cost model.
-    work: StepWork,
-    /// Estimated time in seconds.
-    seconds: f64,
-}
-
-impl Share {
-    /// Returns the position after its last token.
-    fn end(&self) -> usize {
-        self.first + self.tokens
-    }
-
-    /// Returns the number of masks that it needs.
-    pub(crate) fn masks(&self) -> usize {
-        if self.constrained { self.rows.draws } else { 0 }
-    }
-}
-
-/// The shares of a step in flight.
-#[derive(Debug, Default)]
-pub(crate) struct StepRecord {
-    pub(crate) step: StepId,
-    /// Shares, in the order of the plan's sequences.
-    pub(crate) shares: Vec<Share>,
-    /// Whether its sampling has been started.
-    pub(crate) sampling: bool,
-    /// Number of tokens of the images that it encodes.
-    pub(crate) image_tokens: usize,
-    /// Estimated work; nothing without a cost model.
-    pub(crate) work: StepWork,
-    /// Time of its submission.
-    pub(crate) begun: Option<Instant>,
-}
-
-impl StepRecord {
-    /// Returns the number of tokens and the number of vectors in its output.
-    pub(crate) fn outputs(&self) -> (usize, usize) {
-        let rows = self.shares.iter().map(|share| share.rows);
-        rows.fold((0, 0), |(tokens, vectors), rows| (tokens + rows.tokens(), vectors + rows.vectors))
-    }
-
-    /// Returns the number of rows that draw under a mask.
-    pub(crate) fn masks(&self) -> usize {
-        self.shares.iter().map(Share::masks).sum()
-    }
-}
-
-/// Remaining budget of a step.
-#[derive(Clone, Copy, Debug)]
-struct Budget {
-    tokens: usize,
-    /// Number of rows that may still be scored.
-    scores: usize,
-    /// Number of drafts that may still be verified.
-    drafts: usize,
-    /// Seconds; infinite if the step is not bounded in time.
-    seconds: f64,
-    /// Time that a token takes if every running sequence draws one, once it has been estimated.
-    token_seconds: Option<f64>,
-    /// Number of blocks that running sequences still need for the tokens that they have, once it has been counted.
-    reserved: Option<usize>,
-}
-
-impl Budget {
-    fn take(&mut self, share: &Share) {
-        self.tokens -= share.tokens;
-        self.scores -= share.rows.scores + share.rows.drafts();
-        self.drafts -= share.rows.drafts();
-        self.seconds -= share.seconds;
-    }
-
-    fn give_back(&mut self, share: &Share) {
-        self.tokens += share.tokens;
-        self.scores += share.rows.scores + share.rows.drafts();
-        self.drafts += share.rows.drafts();
-        self.seconds += share.seconds;
-    }
-}
 
 /// All sequences and blocks of the engine.
 pub(crate) struct Scheduler {

@@ -136,6 +136,27 @@ fn scored_rows_are_forced_and_come_first() {
 }
 
 #[test]
+fn counts_include_drafts_and_then_what_was_accepted() {
+    let (mut runner, log) = start(backend(&[]));
+    let params = SamplingParams { frequency_penalty: 1.0, ..SamplingParams::default() };
+    assert_eq!(ids(&run(&mut runner, prefill(1, params)).unwrap()), [10]);
+    // The second step draws 20, 21, 22: the first draft is right, and the second is not.
+    let mut plan = StepPlan { step: 2, ..StepPlan::default() };
+    push(&mut plan, 1, 3, &[10, 20, 9].map(InputToken::Id), false);
+    add_rows(&mut plan, RowKind::Draw, [3]);
+    add_rows(&mut plan, RowKind::Verify, 4..6);
+    assert_eq!(ids(&run(&mut runner, plan).unwrap()), [20, 21, 22]);
+    run(&mut runner, decode(3, 5, InputToken::Id(21))).unwrap();
+    let log = log.lock().unwrap();
+    let counts = |step: usize| -> Vec<Vec<(u32, u32)>> {
+        log.rows[step].iter().map(|row| row.counts.clone().unwrap().output).collect()
+    };
+    assert_eq!(counts(1), [vec![(10, 1)], vec![(10, 1), (20, 1)], vec![(9, 1), (10, 1), (20, 1)]]);
+    assert_eq!(counts(2), [vec![(10, 1), (20, 1), (21, 1)]]);
+    assert_eq!(log.rows[1].iter().map(|row| row.output_position).collect::<Vec<_>>(), [1, 2, 3]);
+}
+
+#[test]
 fn hidden_states_come_apart_from_the_rows() {
     let (mut runner, log) = start(backend(&[]));
     let mut plan = prefill(1, SamplingParams::default());
