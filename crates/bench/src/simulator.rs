@@ -95,7 +95,7 @@ impl SimulatedTime {
         Duration::from_nanos(self.0.load(Relaxed))
     }
 
-    fn set(&self, elapsed: Duration) {
+    fn advance_to(&self, elapsed: Duration) {
         self.0.store(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX), Relaxed);
     }
 }
@@ -289,7 +289,7 @@ impl Executor for SimulatedExecutor {
         if let Clock::Real { speed_up } = self.config.clock {
             thread::sleep(step.end.saturating_sub(self.now()).div_f64(speed_up));
         }
-        self.time.set(step.end);
+        self.time.advance_to(step.end);
         Ok(step.output)
     }
 
