@@ -131,7 +131,7 @@ fn the_binary_links_candle_only_on_request() {
     let binary = named(&metadata["packages"], "octavo", None);
     assert_eq!(named(&binary["dependencies"], "octavo-backend-candle", None)["optional"], true);
     assert_eq!(binary["features"]["candle"], serde_json::json!(["dep:octavo-backend-candle"]));
-    assert!(binary["features"].get("default").is_none(), "a default feature");
+    assert_eq!(binary["features"]["default"], serde_json::json!(["otlp"]));
 }
 
 /// `cargo run` passes variables set by a build script on to the program, and the program reads `OCTAVO_*` as flags.

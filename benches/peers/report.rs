@@ -55,7 +55,7 @@ impl Bench {
         let of =
             |series: &&Series| (series.row, series.instance.server, series.instance.weights) == (row, server, weights);
         let all =
-            self.series.iter().filter(of).filter_map(|series| Some((Spread::of(&series.values())?.median, series)));
+            self.series.iter().filter(of).filter_map(|series| Some((Spread::over(&series.values())?.median, series)));
         let better = |a: f64, b: f64| if row.count().less_is_better() { b.total_cmp(&a) } else { a.total_cmp(&b) };
         all.max_by(|(a, _), (b, _)| better(*a, *b)).map(|(_, series)| series)
     }
@@ -63,7 +63,7 @@ impl Bench {
     /// Returns the best series of several servers.
     fn best_of(&self, row: Row, servers: &[Server], weights: Weights) -> Option<&Series> {
         let better = |a: &&Series, b: &&Series| {
-            let median = |series: &Series| Spread::of(&series.values()).map_or(f64::NAN, |spread| spread.median);
+            let median = |series: &Series| Spread::over(&series.values()).map_or(f64::NAN, |spread| spread.median);
             let order = median(a).total_cmp(&median(b));
             if row.count().less_is_better() { order.reverse() } else { order }
         };
@@ -78,7 +78,7 @@ impl Bench {
 
     fn cell(&self, row: Row, server: Server, weights: Weights) -> String {
         let series = self.best(row, server, weights);
-        let cell = Spread::cell(series.and_then(|series| Spread::of(&series.values())));
+        let cell = Spread::cell(series.and_then(|series| Spread::over(&series.values())));
         // If several settings were tried, the cell names the one that counts.
         let tried = self.series.iter().filter(|other| {
             series.is_some_and(|series| {
@@ -146,11 +146,11 @@ impl Bench {
         for series in self.series.iter().filter(|series| series.row == Row::Memory && !series.samples.is_empty()) {
             let part = |name: &str| {
                 let bytes = series.samples.iter().filter_map(|sample| sample.detail[name].as_f64());
-                Spread::cell(Spread::of(&bytes.map(|bytes| bytes / f64::from(1 << 20)).collect::<Vec<_>>()))
+                Spread::cell(Spread::over(&bytes.map(|bytes| bytes / f64::from(1 << 20)).collect::<Vec<_>>()))
             };
             let mut cells = vec![format!("{} {}", series.instance.name(), series.instance.setting()).trim().to_owned()];
             cells.extend(["idle_proportional_bytes", "proportional_bytes", "resident_bytes", "kv_bytes"].map(part));
-            cells.push(Spread::cell(Spread::of(&series.values())));
+            cells.push(Spread::cell(Spread::over(&series.values())));
             table.row(cells);
         }
         table
@@ -161,7 +161,7 @@ impl Bench {
         let mut table =
             Table::new(&format!("The machine's limits, {threads} threads together"), &["limit", "measured"]);
         let spread =
-            |of: &dyn Fn(&Limits) -> Option<f64>| Spread::of(&self.limits.iter().filter_map(of).collect::<Vec<_>>());
+            |of: &dyn Fn(&Limits) -> Option<f64>| Spread::over(&self.limits.iter().filter_map(of).collect::<Vec<_>>());
         let read = spread(&|limits| Some(limits.read_bandwidth / 1e9));
         table.row(vec!["memory read, GB/s".into(), Spread::cell(read)]);
         for unit in Unit::ALL {
@@ -185,7 +185,7 @@ impl Bench {
             let Some(load) = row.load() else { continue };
             let seconds = |server| {
                 self.best(row, server, weights)
-                    .and_then(|series| Spread::of(&series.seconds()))
+                    .and_then(|series| Spread::over(&series.seconds()))
                     .map(|spread| spread.median)
             };
             let roof = value_within(row.count(), &load, need.seconds);
@@ -206,8 +206,8 @@ impl Bench {
     fn needs(&self, limits: &Limits) -> Vec<(Row, Weights, Need)> {
         let mut needs = Vec::new();
         for row in self.rows(&[Phase::Model, Phase::Stack]) {
-            for model in self.models.iter().filter(|model| Weights::of(row).contains(&model.weights)) {
-                let need = row.load().map(|load| Need::of(&model.program, &load, limits));
+            for model in self.models.iter().filter(|model| Weights::for_row(row).contains(&model.weights)) {
+                let need = row.load().map(|load| Need::for_load(&model.program, &load, limits));
                 needs.extend(need.map(|need| (row, model.weights, need)));
             }
         }
@@ -250,7 +250,7 @@ impl Bench {
                 "server": series.instance.server.name(),
                 "weights": series.instance.weights.name(),
                 "setting": series.instance.setting(),
-                "spread": Spread::of(&series.values()),
+                "spread": Spread::over(&series.values()),
                 "values": series.values(),
                 "samples": series.samples.iter().map(|sample| &sample.detail).collect::<Vec<_>>(),
                 "failure": series.failure,

@@ -24,7 +24,7 @@ pub struct Need {
 impl Need {
     /// Returns the needs of a whole load. Its requests run concurrently, as many as allowed, in lockstep; a prompt is
     /// computed at once, and the shared prefix is already in the cache.
-    pub(super) fn of(program: &Program, load: &Load, limits: &Limits) -> Self {
+    pub(super) fn for_load(program: &Program, load: &Load, limits: &Limits) -> Self {
         let mut wave = Self::default();
         for shape in steps(load) {
             wave.add(&Self::of_ops(program, &program.ops, &shape, limits));
@@ -147,9 +147,9 @@ mod tests {
     #[test]
     fn the_roof_is_the_memory_or_the_arithmetic() {
         let program = program();
-        let slow_memory = Need::of(&program, &LOAD, &limits(1e6, 1e30));
+        let slow_memory = Need::for_load(&program, &LOAD, &limits(1e6, 1e30));
         assert!((slow_memory.seconds - slow_memory.bytes / 1e6).abs() < 1e-9 * slow_memory.seconds);
-        let slow_units = Need::of(&program, &LOAD, &limits(1e30, 1e6));
+        let slow_units = Need::for_load(&program, &LOAD, &limits(1e30, 1e6));
         assert!((slow_units.seconds - slow_units.float / 1e6).abs() < 1e-9 * slow_units.seconds);
         // Weights are read in each of three steps, three times.
         assert!(slow_memory.bytes > 9.0 * 0.9 * program.weight_bytes() as f64 / 2.0);

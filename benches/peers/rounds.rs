@@ -154,7 +154,7 @@ impl Bench {
         let (row, instance) = (*row, instance.clone());
         let load = row.load().ok_or("the row has no load")?;
         self.ensure_started(&instance, running)?;
-        let process = running.of(&instance).ok_or("the server is not there")?;
+        let process = running.process(&instance).ok_or("the server is not there")?;
         let model = self.model(instance.weights)?;
         if round == 0 || load.prefix > 0 {
             let warm_up = model.warm_up(row, &load, round, &instance, &process.url);
@@ -171,7 +171,7 @@ impl Bench {
         if let Some((_, error)) = running.failed.iter().find(|(failed, _)| failed == instance) {
             return Err(error.clone().into());
         }
-        if running.of(instance).is_some() {
+        if running.process(instance).is_some() {
             return Ok(());
         }
         eprintln!("starting {} {}", instance.name(), instance.setting());
@@ -286,7 +286,7 @@ struct Cpu {
 }
 
 impl Running {
-    fn of(&self, instance: &Instance) -> Option<&Process> {
+    fn process(&self, instance: &Instance) -> Option<&Process> {
         self.processes.iter().find(|(of, _)| of == instance).map(|(_, process)| process)
     }
 
@@ -314,9 +314,9 @@ impl Running {
 fn plan(settings: &Settings) -> Vec<Series> {
     let mut series = Vec::new();
     for &row in &settings.only.rows {
-        for &weights in Weights::of(row) {
+        for &weights in Weights::for_row(row) {
             for &server in &settings.only.servers {
-                let instances = Instance::of(server, weights, row, &settings.llama);
+                let instances = Instance::all(server, weights, row, &settings.llama);
                 let there = instances.into_iter().filter(|instance| instance.missing(settings).is_none());
                 series.extend(there.map(|instance| Series { row, instance, samples: vec![], failure: None }));
             }
@@ -330,8 +330,8 @@ fn missing(settings: &Settings) -> Vec<String> {
     let mut notes = Vec::new();
     for server in Server::ALL {
         let rows = settings.only.rows.iter().filter(|_| settings.only.servers.contains(&server));
-        let instances = rows.flat_map(|&row| Weights::of(row).iter().map(move |&weights| (weights, row)));
-        for instance in instances.flat_map(|(weights, row)| Instance::of(server, weights, row, &settings.llama)) {
+        let instances = rows.flat_map(|&row| Weights::for_row(row).iter().map(move |&weights| (weights, row)));
+        for instance in instances.flat_map(|(weights, row)| Instance::all(server, weights, row, &settings.llama)) {
             let Some(path) = instance.missing(settings) else { continue };
             let note = format!("{} was not measured: there is no {}", instance.name(), path.display());
             if !notes.contains(&note) {

@@ -59,7 +59,7 @@ impl Weights {
     }
 
     /// Returns the weights of a row's tables.
-    pub(super) fn of(row: Row) -> &'static [Self] {
+    pub(super) fn for_row(row: Row) -> &'static [Self] {
         match row.phase() {
             Phase::Fresh | Phase::Model => &[Self::Q4_1, Self::Bf16],
             Phase::Stack => &[Self::Tiny],
@@ -104,7 +104,7 @@ pub(super) struct Instance {
 impl Instance {
     /// Returns the instances that are tried for a row, of which the best counts; empty if the server does not support
     /// these weights.
-    pub(super) fn of(server: Server, weights: Weights, row: Row, llama: &[String]) -> Vec<Self> {
+    pub(super) fn all(server: Server, weights: Weights, row: Row, llama: &[String]) -> Vec<Self> {
         let (context, most_slots, gib) = match row.phase() {
             Phase::Fresh => (512, 32, 1),
             Phase::Model => (2048, 32, 2),
@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn each_is_started_in_its_best_setting() {
-        let one = |server, weights, row| Instance::of(server, weights, row, &settings().llama).remove(0);
+        let one = |server, weights, row| Instance::all(server, weights, row, &settings().llama).remove(0);
         assert_eq!(
             arguments(&one(Server::Octavo, Weights::Q4_1, Row::Prefill)),
             "octavo serve /peers/models/SmolLM2-135M-Instruct.Q4_1.gguf --served-model-name smol --block-size 16 \
@@ -285,7 +285,7 @@ mod tests {
     #[test]
     fn some_rows_try_several_settings() {
         let flags = ["-fa off".to_owned(), "-fa on".to_owned()];
-        let of = |server, weights, row| Instance::of(server, weights, row, &flags);
+        let of = |server, weights, row| Instance::all(server, weights, row, &flags);
         let settings = |instances: Vec<Instance>| instances.iter().map(Instance::setting).collect::<Vec<_>>();
         assert_eq!(settings(of(Server::Llama, Weights::Q4_1, Row::Prefill)), ["-np 1 -fa off", "-np 1 -fa on"]);
         assert_eq!(of(Server::Llama, Weights::Tiny, Row::Stack(500)).len(), 4);
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn the_cache_is_filled_whatever_its_size() {
-        let fresh = |server| Instance::of(server, Weights::Bf16, Row::Memory, &[String::new()]).remove(0);
+        let fresh = |server| Instance::all(server, Weights::Bf16, Row::Memory, &[String::new()]).remove(0);
         assert_eq!(fresh(Server::Llama).kv_bytes(1000), 16_384_000);
         assert_eq!((fresh(Server::Llama).filling(1000), fresh(Server::Octavo).filling(1000)), (32, 40));
         assert_eq!(fresh(Server::Vllm).kv_bytes(1000), 1 << 30);

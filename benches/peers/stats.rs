@@ -13,7 +13,7 @@ pub(super) struct Spread {
 
 impl Spread {
     /// Summarises values; `None` if there are none.
-    pub(super) fn of(values: &[f64]) -> Option<Self> {
+    pub(super) fn over(values: &[f64]) -> Option<Self> {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
         let (&least, &most) = (sorted.first()?, sorted.last()?);
@@ -25,8 +25,8 @@ impl Spread {
     /// Returns the ratio of two medians, and the range of the ratios of the rounds that both have.
     pub(super) fn ratio(ours: &[f64], theirs: &[f64]) -> Option<Self> {
         let rounds: Vec<f64> = ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs).collect();
-        let median = Self::of(ours)?.median / Self::of(theirs)?.median;
-        Some(Self { median, ..Self::of(&rounds)? })
+        let median = Self::over(ours)?.median / Self::over(theirs)?.median;
+        Some(Self { median, ..Self::over(&rounds)? })
     }
 
     /// Formats a cell of a table: `12.3 (11.9–12.8)`, or only the value if there was one round.
@@ -54,10 +54,10 @@ mod tests {
 
     #[test]
     fn the_median_is_in_the_middle() {
-        assert_eq!(Spread::of(&[]), None);
-        assert_eq!(Spread::of(&[3.0, 1.0, 2.0]), Some(Spread { median: 2.0, least: 1.0, most: 3.0 }));
-        assert_eq!(Spread::of(&[4.0, 1.0, 2.0, 9.0]).unwrap().median, 3.0);
-        assert_eq!(Spread::of(&[7.0]), Some(Spread { median: 7.0, least: 7.0, most: 7.0 }));
+        assert_eq!(Spread::over(&[]), None);
+        assert_eq!(Spread::over(&[3.0, 1.0, 2.0]), Some(Spread { median: 2.0, least: 1.0, most: 3.0 }));
+        assert_eq!(Spread::over(&[4.0, 1.0, 2.0, 9.0]).unwrap().median, 3.0);
+        assert_eq!(Spread::over(&[7.0]), Some(Spread { median: 7.0, least: 7.0, most: 7.0 }));
     }
 
     #[test]
@@ -70,8 +70,8 @@ mod tests {
     #[test]
     fn cells_have_three_digits() {
         assert_eq!(Spread::cell(None), "–");
-        assert_eq!(Spread::cell(Spread::of(&[5441.3])), "5441");
-        assert_eq!(Spread::cell(Spread::of(&[54.84, 9.994, 0.123])), "9.99 (0.12–54.8)");
+        assert_eq!(Spread::cell(Spread::over(&[5441.3])), "5441");
+        assert_eq!(Spread::cell(Spread::over(&[54.84, 9.994, 0.123])), "9.99 (0.12–54.8)");
         assert_eq!(number(99.96), "100");
     }
 }

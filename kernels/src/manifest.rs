@@ -244,7 +244,7 @@ impl Instance {
     }
 
     /// Restricts the instance to chips with the element type.
-    pub(crate) fn of(self, dtype: Dtype) -> Self {
+    pub(crate) fn typed(self, dtype: Dtype) -> Self {
         if dtype == Dtype::Bf16 { self.on(Chips::FromSm80) } else { self }
     }
 

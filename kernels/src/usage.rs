@@ -74,7 +74,7 @@ const REGISTERS: u32 = 65_536;
 const REGISTER_UNIT: u32 = 256;
 
 impl Multiprocessor {
-    const fn of(chip: Chip) -> Option<Self> {
+    const fn find(chip: Chip) -> Option<Self> {
         let (threads, ctas, kib, reserved) = match (chip.major, chip.minor) {
             (7, 0) => (2048, 32, 96, 0),
             (7, 5) => (1024, 16, 64, 0),
@@ -91,7 +91,7 @@ impl Multiprocessor {
 /// Returns the number of CTAs that a multiprocessor of a chip holds at once, each with `threads` threads and
 /// `dynamic_shared` bytes of shared memory in addition to the kernel's own; `None` for a chip with unknown limits.
 pub fn occupancy(chip: Chip, usage: &Usage, threads: u32, dynamic_shared: usize) -> Option<u32> {
-    let limits = Multiprocessor::of(chip)?;
+    let limits = Multiprocessor::find(chip)?;
     let warps = threads.div_ceil(32).max(1);
     let registers = (usage.registers.max(1) * 32).next_multiple_of(REGISTER_UNIT) * warps;
     let shared = (usage.shared + dynamic_shared as u32 + limits.reserved).max(1);

@@ -140,7 +140,8 @@ impl Bench {
         }
         let (median, least) = spread(&mut times[1..]);
         let batch = self.batch(sequences, context, 1);
-        let need = Need::of_ops(&self.program, self.program.forward_ops(), &StepShape::of(&batch), &self.limits);
+        let need =
+            Need::of_ops(&self.program, self.program.forward_ops(), &StepShape::from_batch(&batch), &self.limits);
         println!(
             "\ndecode of {sequences}: {:.1} ms a step, at best {:.1}; {:.1} tokens/s; {:.0} % of the machine's limits",
             median * 1e3,
@@ -191,19 +192,19 @@ impl Bench {
 
     /// Prints a table of the times of a step's ops, by kind and shape, the slowest first.
     fn ops(&mut self, batch: &StepBatch) -> Result<(), Box<dyn Error>> {
-        let (shape, all) = (StepShape::of(batch), self.program.forward_ops());
-        let mut kinds: Vec<Kind> = Vec::new();
+        let (shape, all) = (StepShape::from_batch(batch), self.program.forward_ops());
+        let mut kinds: Vec<OpGroup> = Vec::new();
         let mut kind_of: Vec<usize> = Vec::new();
         for (index, op) in all.iter().enumerate() {
             let name = name(&self.program, op);
             let kind = kinds.iter().position(|kind| kind.name == name).unwrap_or_else(|| {
-                kinds.push(Kind { name, ops: Vec::new(), times: Vec::new() });
+                kinds.push(OpGroup { name, ops: Vec::new(), times: Vec::new() });
                 kinds.len() - 1
             });
             kinds[kind].ops.push(index);
             kind_of.push(kind);
         }
-        kinds.push(Kind { name: "angles".into(), ops: Vec::new(), times: Vec::new() });
+        kinds.push(OpGroup { name: "angles".into(), ops: Vec::new(), times: Vec::new() });
         for _ in 0..PROFILES {
             kinds.iter_mut().for_each(|kind| kind.times.push(Duration::ZERO));
             for (op, time) in self.backend.profile(batch)? {
@@ -211,7 +212,7 @@ impl Bench {
                 *kinds[kind].times.last_mut().expect("one was just added") += time;
             }
         }
-        let mut rows: Vec<(f64, &Kind)> = kinds.iter_mut().map(|kind| (spread(&mut kind.times).0, &*kind)).collect();
+        let mut rows: Vec<(f64, &OpGroup)> = kinds.iter_mut().map(|kind| (spread(&mut kind.times).0, &*kind)).collect();
         rows.sort_by(|a, b| b.0.total_cmp(&a.0));
         let total: f64 = rows.iter().map(|row| row.0).sum();
         println!("{:<32} {:>5} {:>9} {:>6} {:>7} {:>8}", "op", "count", "ms", "%", "GB/s", "limit %");
@@ -241,7 +242,7 @@ impl Bench {
 }
 
 /// Ops of the same kind and shape.
-struct Kind {
+struct OpGroup {
     name: String,
     /// Indices of the ops.
     ops: Vec<usize>,

@@ -95,7 +95,7 @@ impl SimulatedTime {
         Duration::from_nanos(self.0.load(Relaxed))
     }
 
-    fn set(&self, elapsed: Duration) {
+    fn advance_to(&self, elapsed: Duration) {
         self.0.store(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX), Relaxed);
     }
 }
@@ -298,7 +298,7 @@ impl Executor for SimulatedExecutor {
         if let Clock::Real { speed_up } = self.config.clock {
             thread::sleep(step.end.saturating_sub(self.now()).div_f64(speed_up));
         }
-        self.time.set(step.end);
+        self.time.advance_to(step.end);
         Ok(step.output)
     }
 
@@ -343,12 +343,9 @@ fn logprobs(id: u32, top: u32, vocab: u64) -> Logprobs {
     Logprobs { logprob: logprob(1), rank: 1, top: (1..=top).map(other).collect() }
 }
 
-/// The finaliser of SplitMix64, in which every input bit affects every output bit.
+/// A value in which every bit depends on every bit of the input.
 pub(crate) fn mix(value: u64) -> u64 {
-    let z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    fastrand::Rng::with_seed(value).u64(..)
 }
 
 fn fatal(message: String) -> ExecutorError {

@@ -20,7 +20,7 @@ pub(crate) struct Piece<'a> {
 
 impl<'a> Piece<'a> {
     /// Reads the name of a file, with or without folders; `None` if it is not that of a piece.
-    pub(crate) fn of(name: &'a str) -> Option<Self> {
+    pub(crate) fn parse(name: &'a str) -> Option<Self> {
         let number = |text: &str| {
             let is_number = text.len() == DIGITS && text.bytes().all(|byte| byte.is_ascii_digit());
             is_number.then(|| text.parse().ok()).flatten()
@@ -45,17 +45,17 @@ impl<'a> Piece<'a> {
 
 /// Returns the names of the pieces of a GGUF file, or its own.
 pub(crate) fn pieces(name: &str) -> Vec<String> {
-    Piece::of(name).map_or_else(|| vec![name.to_owned()], |piece| piece.all().collect())
+    Piece::parse(name).map_or_else(|| vec![name.to_owned()], |piece| piece.all().collect())
 }
 
 /// Returns the name of the first piece of a GGUF file, or its own.
 pub(crate) fn first_piece(name: &str) -> String {
-    Piece::of(name).and_then(|piece| piece.all().next()).unwrap_or_else(|| name.to_owned())
+    Piece::parse(name).and_then(|piece| piece.all().next()).unwrap_or_else(|| name.to_owned())
 }
 
 /// Returns whether a file is a piece that follows another.
 pub(crate) fn follows(name: &str) -> bool {
-    Piece::of(name).is_some_and(|piece| piece.number > 1)
+    Piece::parse(name).is_some_and(|piece| piece.number > 1)
 }
 
 #[cfg(test)]
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn names_of_pieces_are_read_and_written() {
-        let piece = Piece::of("q4/m-Q4_K_M-00002-of-00003.gguf").unwrap();
+        let piece = Piece::parse("q4/m-Q4_K_M-00002-of-00003.gguf").unwrap();
         assert_eq!((piece.number, piece.count), (2, 3));
         let all =
             ["q4/m-Q4_K_M-00001-of-00003.gguf", "q4/m-Q4_K_M-00002-of-00003.gguf", "q4/m-Q4_K_M-00003-of-00003.gguf"];
@@ -85,7 +85,7 @@ mod tests {
             "m-00001-of-00003.bin",
             "m-1-of-3.gguf",
         ] {
-            assert_eq!(Piece::of(whole), None, "{whole:?}");
+            assert_eq!(Piece::parse(whole), None, "{whole:?}");
             assert_eq!(pieces(whole), [whole]);
         }
     }

@@ -21,7 +21,7 @@ fn testdata(name: &str) -> PathBuf {
 struct Copy(tempfile::TempDir);
 
 impl Copy {
-    fn of(name: &str) -> Self {
+    fn of_model(name: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         for entry in std::fs::read_dir(testdata(name)).unwrap() {
             let entry = entry.unwrap();
@@ -115,7 +115,7 @@ fn a_directory_brings_tokenizer_special_tokens_and_defaults() {
 
 #[test]
 fn chat_template_jinja_wins_over_tokenizer_config() {
-    let copy = Copy::of("qwen3");
+    let copy = Copy::of_model("qwen3");
     assert!(copy.open().unwrap().chat_template().unwrap().contains("<|im_start|>"));
     std::fs::remove_file(copy.path("chat_template.jinja")).unwrap();
     assert_eq!(copy.open().unwrap().chat_template(), Some("shadowed by chat_template.jinja"));
@@ -133,7 +133,7 @@ fn given(settings: Value) -> serde_json::Map<String, Value> {
 
 #[test]
 fn the_settings_of_an_image_processor_are_read_and_changed() {
-    let copy = Copy::of("qwen3-vl");
+    let copy = Copy::of_model("qwen3-vl");
     let limits = |settings: Value| match copy.open().unwrap().image_processor(&given(settings)).unwrap().unwrap().size {
         ImageSize::Area { min, max } => (min, max),
         other => panic!("{other:?}"),
@@ -150,7 +150,7 @@ fn the_settings_of_an_image_processor_are_read_and_changed() {
     let processors = r#"{"image_processor": {"size": {"shortest_edge": 7, "longest_edge": 8000}}}"#;
     std::fs::write(copy.path("processor_config.json"), processors).unwrap();
     assert_eq!(limits(json!({})), (7, 8000));
-    let text = Copy::of("qwen3").open().unwrap();
+    let text = Copy::of_model("qwen3").open().unwrap();
     assert!(text.image_processor(&given(json!({}))).unwrap().is_none());
 }
 
@@ -166,7 +166,7 @@ fn settings_of_an_image_processor_that_change_pixels_unknown_to_us_are_errors() 
         ("data_format", json!("channels_last")),
         ("do_image_splitting", json!(true)),
     ] {
-        let copy = Copy::of("qwen3-vl");
+        let copy = Copy::of_model("qwen3-vl");
         let by_flag = copy.open().unwrap().image_processor(&given(json!({key: value}))).unwrap_err();
         assert!(matches!(by_flag, CheckpointError::GivenSetting(_)), "{by_flag}");
         assert!(by_flag.to_string().contains(key), "{by_flag}");
@@ -180,7 +180,7 @@ fn settings_of_an_image_processor_that_change_pixels_unknown_to_us_are_errors() 
 
 #[test]
 fn the_settings_of_tiles_are_read_and_changed() {
-    let copy = Copy::of("idefics3");
+    let copy = Copy::of_model("idefics3");
     let read = |settings: Value| copy.open().unwrap().image_processor(&given(settings));
     let size = |settings: Value| read(settings).unwrap().unwrap().size;
     assert_eq!(size(json!({})), ImageSize::Tiles { longest: 60, side: 26 });
@@ -207,14 +207,14 @@ fn the_settings_of_tiles_are_read_and_changed() {
 
 #[test]
 fn smolvlm_is_idefics3_by_another_name() {
-    let copy = Copy::of("idefics3");
+    let copy = Copy::of_model("idefics3");
     copy.set("config.json", "model_type", json!("smolvlm"));
     assert_eq!(copy.open().unwrap().config().family.name(), "idefics3");
 }
 
 #[test]
 fn gemma_3_with_images_is_read_under_both_names_of_its_tensors() {
-    let copy = Copy::of("gemma3-images");
+    let copy = Copy::of_model("gemma3-images");
     let program = build_program(&copy.open().unwrap()).unwrap();
     // The two prefixes have the same length, so the header keeps its own.
     let mut file = std::fs::read(copy.path("model.safetensors")).unwrap();
@@ -238,7 +238,7 @@ fn gemma_3_with_images_is_read_under_both_names_of_its_tensors() {
 
 #[test]
 fn the_image_processor_of_gemma_3_is_read() {
-    let copy = Copy::of("gemma3-images");
+    let copy = Copy::of_model("gemma3-images");
     let read = |settings: Value| copy.open().unwrap().image_processor(&given(settings));
     let config = read(json!({})).unwrap().unwrap();
     assert_eq!((config.size, config.resample), (ImageSize::Fixed { side: 32 }, Resample::Bilinear));
@@ -273,7 +273,7 @@ fn with_tensors(copy: &Copy, change: impl Fn(&mut BTreeMap<String, (safetensors:
 fn damaged_modules_of_quantised_weights_are_named() {
     const Q: &str = "model.layers.0.self_attn.q_proj";
     let error = |name: &str, suffix: &str, shape: Option<&[usize]>| {
-        let copy = Copy::of(&format!("quantised/{name}"));
+        let copy = Copy::of_model(&format!("quantised/{name}"));
         with_tensors(&copy, |tensors| {
             let key = format!("{Q}.{suffix}");
             let (dtype, _, data) = tensors.remove(&key).unwrap();
@@ -321,7 +321,7 @@ fn damaged_modules_of_quantised_weights_are_named() {
 fn a_gguf_file_in_pieces_is_that_file() {
     let whole = Checkpoint::open(&testdata("llama-gguf").join("model.gguf")).unwrap();
     let program = build_program(&whole).unwrap();
-    let copy = Copy::of("llama-gguf-split");
+    let copy = Copy::of_model("llama-gguf-split");
     let piece = |number: usize| copy.path(&format!("model-{number:05}-of-00003.gguf"));
     for number in 1..=3 {
         let split = Checkpoint::open(&piece(number)).unwrap();
@@ -347,7 +347,7 @@ fn a_gguf_file_in_pieces_is_that_file() {
 /// The products of the MLP had each other's name in older mmproj files.
 #[test]
 fn an_older_mmproj_file_of_gemma_3_is_read() {
-    let copy = Copy::of("gemma3-images-gguf");
+    let copy = Copy::of_model("gemma3-images-gguf");
     let open = || Checkpoint::open(&copy.path("model.gguf")).unwrap();
     let encoder = || build_programs(&open()).unwrap().encoder.unwrap();
     let shapes =
@@ -375,7 +375,7 @@ fn an_older_mmproj_file_of_gemma_3_is_read() {
 /// Most GGUF files of a family may have no encoder, and the file beside one may be another model's.
 #[test]
 fn a_gguf_file_of_gemma_3_needs_no_encoder() {
-    let copy = Copy::of("gemma3-images-gguf");
+    let copy = Copy::of_model("gemma3-images-gguf");
     let vision = || Checkpoint::open(&copy.path("model.gguf")).unwrap().config().vision.clone();
     assert!(vision().is_some());
     std::fs::copy(testdata("qwen3-vl-gguf").join("mmproj-BF16.gguf"), copy.path("mmproj-BF16.gguf")).unwrap();
@@ -388,7 +388,7 @@ fn a_gguf_file_of_gemma_3_needs_no_encoder() {
 fn of_several_named_chat_templates_the_default_is_taken() {
     let checkpoint = Checkpoint::open(&testdata("llama")).unwrap();
     assert!(checkpoint.chat_template().unwrap().contains("<|im_start|>"));
-    let copy = Copy::of("llama");
+    let copy = Copy::of_model("llama");
     copy.set("tokenizer_config.json", "chat_template", json!([{"name": "rag", "template": "only"}]));
     assert_eq!(copy.open().unwrap().chat_template(), Some("only"));
     copy.set("tokenizer_config.json", "chat_template", json!(17));
@@ -397,7 +397,7 @@ fn of_several_named_chat_templates_the_default_is_taken() {
 
 #[test]
 fn end_of_sequence_ids_come_from_tokenizer_config_and_generation_config() {
-    let copy = Copy::of("llama");
+    let copy = Copy::of_model("llama");
     copy.set("config.json", "eos_token_id", json!([7, 2]));
     copy.set("generation_config.json", "eos_token_id", json!(9));
     assert_eq!(copy.open().unwrap().generation_config().eos_token_ids, [2, 7, 9]);
@@ -417,14 +417,14 @@ fn end_of_sequence_ids_of_every_family_are_read() {
         (json!(32_000), json!([32_007, 32_001, 32_000]), &[2, 32_000, 32_007, 32_001]),
         (json!(200_002), json!([200_002, 199_999, 200_012]), &[2, 200_002, 199_999, 200_012]),
     ] {
-        let copy = Copy::of("llama");
+        let copy = Copy::of_model("llama");
         copy.set("config.json", "eos_token_id", config);
         copy.set("generation_config.json", "eos_token_id", generation);
         assert_eq!(copy.open().unwrap().generation_config().eos_token_ids, expected);
     }
     // A list that is not made of ids is refused.
     for wrong in [json!([1, -1]), json!([1, null]), json!([1.5])] {
-        let copy = Copy::of("llama");
+        let copy = Copy::of_model("llama");
         copy.set("generation_config.json", "eos_token_id", wrong);
         names(&copy.error(), &["generation_config.json", "eos_token_id"]);
     }
@@ -432,7 +432,7 @@ fn end_of_sequence_ids_of_every_family_are_read() {
 
 #[test]
 fn defaults_that_no_request_may_ask_for_are_dropped() {
-    let copy = Copy::of("llama");
+    let copy = Copy::of_model("llama");
     copy.set("generation_config.json", "temperature", json!(-1));
     copy.set("generation_config.json", "top_p", json!(7));
     copy.set("generation_config.json", "top_k", json!(-1));
@@ -442,8 +442,8 @@ fn defaults_that_no_request_may_ask_for_are_dropped() {
 
 #[test]
 fn both_forms_of_rotary_parameters_read_the_same() {
-    let new = Copy::of("llama3-rope");
-    let old = Copy::of("llama3-rope");
+    let new = Copy::of_model("llama3-rope");
+    let old = Copy::of_model("llama3-rope");
     let mut parameters: Value = serde_json::from_slice(&std::fs::read(old.path("config.json")).unwrap()).unwrap();
     let mut parameters = parameters["rope_scaling"].take();
     parameters["rope_theta"] = json!(10000.0);
@@ -455,7 +455,7 @@ fn both_forms_of_rotary_parameters_read_the_same() {
 
 #[test]
 fn shards_are_found_by_their_index_and_only_beside_it() {
-    let copy = Copy::of("qwen3-sharded");
+    let copy = Copy::of_model("qwen3-sharded");
     assert!(build_program(&copy.open().unwrap()).is_ok());
     let index = "model.safetensors.index.json";
     for name in ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", "a\\b", "", ".", "..", "c:x", "x\0y"] {
@@ -475,7 +475,7 @@ fn shards_are_found_by_their_index_and_only_beside_it() {
 
 #[test]
 fn damaged_safetensors_are_refused() {
-    let copy = Copy::of("qwen2");
+    let copy = Copy::of_model("qwen2");
     let file = "model.safetensors";
     let valid = std::fs::read(copy.path(file)).unwrap();
     for len in [0, 7, 8, 100, valid.len() / 2, valid.len() - 1] {
@@ -503,16 +503,16 @@ fn damaged_safetensors_are_refused() {
 
 #[test]
 fn tensors_that_do_not_fit_the_configuration_are_named() {
-    let copy = Copy::of("qwen2");
+    let copy = Copy::of_model("qwen2");
     copy.set("config.json", "num_hidden_layers", json!(3));
     names(&copy.program_error(), &["model.layers.2.input_layernorm.weight"]);
-    let copy = Copy::of("qwen2");
+    let copy = Copy::of_model("qwen2");
     copy.set("config.json", "vocab_size", json!(321));
     names(&copy.program_error(), &["model.embed_tokens.weight", "[320, 64]", "[321, 64]"]);
-    let copy = Copy::of("qwen2");
+    let copy = Copy::of_model("qwen2");
     copy.set("config.json", "tie_word_embeddings", json!(false));
     names(&copy.program_error(), &["lm_head.weight"]);
-    let copy = Copy::of("qwen2");
+    let copy = Copy::of_model("qwen2");
     copy.set("config.json", "num_key_value_heads", json!(4));
     names(&copy.program_error(), &["k_proj.weight"]);
 }
@@ -552,7 +552,7 @@ fn hostile_configurations_are_refused() {
         ("quantization_config", json!({"quant_method": "quark"}), "'quark'"),
     ];
     for (key, value, words) in cases {
-        let copy = Copy::of("qwen2");
+        let copy = Copy::of_model("qwen2");
         copy.set("config.json", key, value);
         names(&copy.error(), &["config.json", words]);
     }
@@ -565,12 +565,12 @@ fn what_is_no_checkpoint_is_refused_by_name() {
     names(&open(&folder.path().join("absent.gguf")), &["absent.gguf"]);
     names(&open(folder.path()), &["no config.json"]);
     names(&open(Path::new("/dev/zero")), &["not a regular file"]);
-    let copy = Copy::of("qwen2");
+    let copy = Copy::of_model("qwen2");
     std::fs::remove_file(copy.path("model.safetensors")).unwrap();
     names(&copy.error(), &["neither model.safetensors"]);
     copy.write("config.json", "[1, 2");
     names(&copy.error(), &["config.json", "not a JSON object"]);
-    let copy = Copy::of("qwen2");
+    let copy = Copy::of_model("qwen2");
     let error = copy.open().unwrap().tokenizer().unwrap_err().to_string();
     names(&error, &["tokenizer.json"]);
 }
@@ -649,7 +649,7 @@ fn the_programs_of_gemma_3_4b_have_its_parameters() {
 #[test]
 fn tiles_may_end_within_a_patch() {
     // The numbers of SmolVLM 2.2B: 27 whole patches of 14 pixels in a tile of 384.
-    let copy = Copy::of("idefics3");
+    let copy = Copy::of_model("idefics3");
     let mut config: Value = serde_json::from_slice(&std::fs::read(copy.path("config.json")).unwrap()).unwrap();
     (config["vision_config"]["image_size"], config["vision_config"]["patch_size"]) = (json!(384), json!(14));
     copy.write("config.json", config.to_string());
@@ -665,7 +665,7 @@ fn tiles_may_end_within_a_patch() {
 #[test]
 fn a_config_of_an_encoder_that_does_not_fit_is_refused() {
     let refused = |key: &str, value: Value| {
-        let copy = Copy::of("qwen3-vl");
+        let copy = Copy::of_model("qwen3-vl");
         let mut config: Value = serde_json::from_slice(&std::fs::read(copy.path("config.json")).unwrap()).unwrap();
         config["vision_config"][key] = value;
         copy.write("config.json", config.to_string());
@@ -678,10 +678,10 @@ fn a_config_of_an_encoder_that_does_not_fit_is_refused() {
     names(&refused("num_heads", json!(5)), &["48 columns", "heads of 5"]);
     names(&refused("num_heads", json!(0)), &["the encoder's number of heads is 0"]);
     names(&refused("depth", Value::Null), &["'depth' is missing"]);
-    let copy = Copy::of("qwen3-vl");
+    let copy = Copy::of_model("qwen3-vl");
     copy.set("config.json", "vision_config", Value::Null);
     names(&copy.error(), &["'vision_config' is missing"]);
-    let copy = Copy::of("qwen3-vl");
+    let copy = Copy::of_model("qwen3-vl");
     copy.set("config.json", "image_token_id", json!(320));
     names(&copy.error(), &["the token 320 is beyond the vocabulary"]);
 }
@@ -693,7 +693,7 @@ impl Pair {
     const MMPROJ: &str = "mmproj-BF16.gguf";
 
     fn new() -> Self {
-        Self(Copy::of("qwen3-vl-gguf"))
+        Self(Copy::of_model("qwen3-vl-gguf"))
     }
 
     fn open(&self) -> Result<Checkpoint, String> {
@@ -791,7 +791,7 @@ fn frames_of_a_patch_that_differ_in_shape_are_refused() {
 #[test]
 fn a_config_of_idefics3_that_does_not_fit_is_refused() {
     let refused = |object: Option<&str>, key: &str, value: Value| {
-        let copy = Copy::of("idefics3");
+        let copy = Copy::of_model("idefics3");
         let mut config: Value = serde_json::from_slice(&std::fs::read(copy.path("config.json")).unwrap()).unwrap();
         match object {
             Some(object) => config[object][key] = value,

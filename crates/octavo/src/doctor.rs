@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::Result;
 use octavo_backend_cpu::{CpuBackend, CpuConfig, Isa};
-use octavo_backend_cuda::{Found, KernelPack, Kind};
+use octavo_backend_cuda::{Found, KernelPack, LibraryKind};
 use octavo_models::ResolveOptions;
 use octavo_ops::Backend;
 
@@ -84,7 +84,7 @@ fn gpus(pack: Option<&KernelPack>) {
         row(&format!("GPU {}", found.ordinal), &(device::described(found) + &verdict));
     }
     let Ok(found) = report.usable(0) else { return };
-    for kind in [Kind::Nvrtc, Kind::CublasLt] {
+    for kind in [LibraryKind::Nvrtc, LibraryKind::CublasLt] {
         for Found { library, verdict } in report.libraries_for(kind, found.chip) {
             let path = library.path.display();
             let used = report.chosen(kind, found.chip).is_some_and(|chosen| chosen.path == library.path);
@@ -113,8 +113,8 @@ fn gpus(pack: Option<&KernelPack>) {
         }
     };
     row("kernels", &kernels);
-    if report.chosen(Kind::CublasLt, found.chip).is_none() {
-        let package = Kind::CublasLt.package(12);
+    if report.chosen(LibraryKind::CublasLt, found.chip).is_none() {
+        let package = LibraryKind::CublasLt.package(12);
         row(
             "cuBLASLt",
             &format!(

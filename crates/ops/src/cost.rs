@@ -130,7 +130,7 @@ impl StepShape {
     }
 
     /// Returns the shape of a batch.
-    pub fn of(batch: &StepBatch) -> Self {
+    pub fn from_batch(batch: &StepBatch) -> Self {
         let sequences =
             (0..batch.sequences()).map(|s| (batch.query_range(s).len(), batch.seq_lens[s] as usize)).collect();
         let (sampled, pooled) = (batch.sampled_rows.len(), batch.pooled_rows.len());

@@ -67,7 +67,7 @@ impl DataSheet {
     ];
 
     /// Finds the data sheet of a device by the driver's name and its number of multiprocessors.
-    pub fn of(name: &str, processors: u32) -> Option<Self> {
+    pub fn find(name: &str, processors: u32) -> Option<Self> {
         let name = name.strip_prefix("NVIDIA ").unwrap_or(name);
         Self::ALL.into_iter().find(|sheet| sheet.name == name && sheet.processors == processors)
     }
@@ -84,17 +84,17 @@ mod tests {
 
     #[test]
     fn a_sheet_is_found_by_the_drivers_name() {
-        assert_eq!(DataSheet::of("NVIDIA H200", 132), Some(DataSheet::H200));
-        assert_eq!(DataSheet::of("Tesla V100-SXM2-32GB", 80), Some(DataSheet::V100));
+        assert_eq!(DataSheet::find("NVIDIA H200", 132), Some(DataSheet::H200));
+        assert_eq!(DataSheet::find("Tesla V100-SXM2-32GB", 80), Some(DataSheet::V100));
         assert_eq!(
-            DataSheet::of("NVIDIA L40S", 142).map(|sheet| sheet.peaks(true)),
+            DataSheet::find("NVIDIA L40S", 142).map(|sheet| sheet.peaks(true)),
             Some(Peaks { bandwidth: 864e9, flops: 362.05e12 })
         );
         // A partition, an emulated device and an unknown one have no sheet.
         for (name, processors) in
             [("NVIDIA H200 MIG 1g.18gb", 16), ("NVIDIA H200", 16), ("Emulated H200", 132), ("X", 1)]
         {
-            assert_eq!(DataSheet::of(name, processors), None, "{name}");
+            assert_eq!(DataSheet::find(name, processors), None, "{name}");
         }
     }
 

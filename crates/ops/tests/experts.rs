@@ -128,7 +128,7 @@ fn a_step_with_experts_is_priced_as_the_sum_of_its_ops() {
         batch.token_ids = vec![0; tokens];
         batch.query_start = vec![0, tokens as u32];
         batch.seq_lens = vec![tokens as u32];
-        let expected = step_cost(&program, &StepShape::of(&batch), ElementBytes::HALF);
+        let expected = step_cost(&program, &StepShape::from_batch(&batch), ElementBytes::HALF);
         assert_eq!(pricer.price(&batch), expected, "{tokens} tokens");
     }
     let weights: u64 = program.weights.iter().map(octavo_ops::Weight::bytes).sum();

@@ -352,7 +352,7 @@ fn a_step_is_priced_as_the_sum_of_its_ops() {
                 }
                 batch.sampled_rows.extend(vec![0; sampled]);
                 batch.pooled_rows.extend(vec![0; pooled]);
-                let expected = step_cost(&program, &StepShape::of(&batch), size);
+                let expected = step_cost(&program, &StepShape::from_batch(&batch), size);
                 assert_eq!(pricer.price(&batch), expected, "{sequences:?}");
             }
         }
@@ -444,7 +444,7 @@ fn a_batch_knows_its_sequences() {
     assert_eq!((batch.query_range(0), batch.query_range(1)), (0..3, 3..4));
     assert_eq!(batch.tables(0).row(1), [3, 2]);
     assert_eq!(
-        StepShape::of(&batch),
+        StepShape::from_batch(&batch),
         StepShape { tokens: 4, sampled: 2, pooled: 1, injected: 0, sequences: vec![(3, 3), (1, 10)] }
     );
     let memory = batch.token_ids.as_ptr();

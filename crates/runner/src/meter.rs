@@ -102,7 +102,7 @@ mod tests {
         batch.query_start.extend([0, 1, 2]);
         batch.seq_lens.extend([5, 9]);
         batch.sampled_rows.extend([0, 1]);
-        let cost = step_cost(&program, &StepShape::of(&batch), ElementBytes::F32);
+        let cost = step_cost(&program, &StepShape::from_batch(&batch), ElementBytes::F32);
         let begun = Instant::now();
         // Two steps are under way and the first is lost. Then comes one step, and the end of one that was never begun.
         meter.begin(1, &batch);

@@ -20,7 +20,7 @@ const OF_KEYS: u8 = 0xff;
 
 /// The address of a connection's other end; none on a Unix socket.
 ///
-/// RequestHeaders such as `X-Forwarded-For` are not read, because any client can send them. Behind a proxy, all clients
+/// Headers such as `X-Forwarded-For` are not read, because any client can send them. Behind a proxy, all clients
 /// without a key of their own are therefore one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer(pub(crate) Option<IpAddr>);

@@ -115,7 +115,7 @@ pub struct CorsConfig {
     pub allowed_origins: Vec<String>,
     /// Methods that they may use.
     pub allowed_methods: Vec<String>,
-    /// RequestHeaders that they may send, in addition to those that need no permission.
+    /// Headers that they may send, in addition to those that need no permission.
     pub allowed_headers: Vec<String>,
     /// Whether they may send cookies and client certificates.
     pub allow_credentials: bool,

@@ -20,7 +20,7 @@ use crate::config::CorsConfig;
 /// The methods that `*` allows.
 const ALL_METHODS: [&str; 7] = ["DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"];
 
-/// RequestHeaders that a page may always send.
+/// Headers that a page may always send.
 const SAFE_HEADERS: [&str; 4] = ["Accept", "Accept-Language", "Content-Language", "Content-Type"];
 
 /// Seconds for which a browser may cache the answer to a preflight.

@@ -50,13 +50,13 @@ pub const fn decode_ctas(head_tile: u32) -> u32 {
 pub fn qkv_post(dtype: Dtype) -> Instance {
     let (call, name) = (format!("qkv_post<{}>", dtype.c_name()), format!("qkv_post_{}", dtype.name()));
     // By default the compiler fits all threads of an sm_70 at once, for which it spills.
-    Instance::new::<QkvPostParams>(sources::QKV_POST, name, call, 128).of(dtype).resident(8)
+    Instance::new::<QkvPostParams>(sources::QKV_POST, name, call, 128).typed(dtype).resident(8)
 }
 
 /// Returns the instance for what latent attention does before attention itself.
 pub fn latent_post(dtype: Dtype) -> Instance {
     let (call, name) = (format!("latent_post<{}>", dtype.c_name()), format!("latent_post_{}", dtype.name()));
-    Instance::new::<LatentPostParams>(sources::LATENT_POST, name, call, 128).of(dtype).resident(8)
+    Instance::new::<LatentPostParams>(sources::LATENT_POST, name, call, 128).typed(dtype).resident(8)
 }
 
 /// Returns the instance for attention of any head size, in decode and prefill, with f32 arithmetic. Heads of more than
@@ -69,7 +69,7 @@ pub fn paged_attention(dtype: Dtype, head_size: usize) -> Instance {
         MAX_HEAD_SIZE => format!("paged_attention_{}", dtype.name()),
         _ => format!("paged_attention_{}_d{largest}", dtype.name()),
     };
-    let instance = Instance::new::<AttentionParams>(sources::ATTENTION_PLAIN, name, call, THREADS as u32).of(dtype);
+    let instance = Instance::new::<AttentionParams>(sources::ATTENTION_PLAIN, name, call, THREADS as u32).typed(dtype);
     // By default the compiler spills to fit more CTAs of large heads on an sm_70.
     if largest == MAX_HEAD_SIZE { instance } else { instance.resident(8) }
 }
@@ -122,7 +122,7 @@ pub fn paged_decode(dtype: Dtype, head_size: usize, group: usize) -> Option<Inst
     let tile = decode_head_tile(group);
     let call = format!("paged_decode<{}, {head_size}, {tile}>", dtype.c_name());
     let name = format!("paged_decode_{}_d{head_size}_g{tile}", dtype.name());
-    let instance = Instance::new::<PagedDecodeParams>(sources::ATTENTION_DECODE, name, call, 128).of(dtype);
+    let instance = Instance::new::<PagedDecodeParams>(sources::ATTENTION_DECODE, name, call, 128).typed(dtype);
     Some(instance.resident(decode_ctas(tile)))
 }
 

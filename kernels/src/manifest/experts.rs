@@ -10,7 +10,7 @@ use crate::sources;
 
 fn instance<P: Params>(template: &str, dtype: Dtype) -> Instance {
     let (name, call) = (format!("{template}_{}", dtype.name()), format!("{template}<{}>", dtype.c_name()));
-    Instance::new::<P>(sources::EXPERTS, name, call, 128).of(dtype)
+    Instance::new::<P>(sources::EXPERTS, name, call, 128).typed(dtype)
 }
 
 /// Returns the instance that chooses the experts of each token.
@@ -43,7 +43,7 @@ pub fn expert_gemv(format: Option<QuantFormat>, dtype: Dtype) -> ExpertProduct {
     let name = format!("expert_gemv_{}_{}", format.name(), dtype.name());
     let call = format!("expert_gemv_quant<{}, {}>", format.c_name(), dtype.c_name());
     // By default the compiler spills a little to fit one more CTA.
-    let instance = Instance::new::<ExpertLinearParams>(sources::EXPERTS, name, call, 128).of(dtype).resident(1);
+    let instance = Instance::new::<ExpertLinearParams>(sources::EXPERTS, name, call, 128).typed(dtype).resident(1);
     ExpertProduct { instance, cta }
 }
 

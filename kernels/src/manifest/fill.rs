@@ -7,7 +7,7 @@ use crate::sources;
 /// Returns the instance that writes values which depend only on their index.
 pub fn fill(dtype: Dtype) -> Instance {
     let (call, name) = (format!("fill<{}>", dtype.c_name()), format!("fill_{}", dtype.name()));
-    Instance::new::<FillParams>(sources::FILL, name, call, 256).of(dtype)
+    Instance::new::<FillParams>(sources::FILL, name, call, 256).typed(dtype)
 }
 
 pub(super) fn all(chip: Chip) -> Vec<Instance> {

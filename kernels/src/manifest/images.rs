@@ -28,7 +28,7 @@ impl MediaMove {
 }
 
 fn instance<P: Params>(name: String, call: String, dtype: Dtype) -> Instance {
-    Instance::new::<P>(sources::IMAGES, name, call, 128).of(dtype)
+    Instance::new::<P>(sources::IMAGES, name, call, 128).typed(dtype)
 }
 
 /// Returns the instance that normalises the bytes of patches.

@@ -101,7 +101,7 @@ pub fn gemv_rows(rows: usize) -> Option<u32> {
 pub fn gemv(dtype: Dtype, out: Dtype, rows: u32) -> Instance {
     let call = format!("gemv<{}, {}, {rows}>", dtype.c_name(), out.c_name());
     let name = format!("gemv_{}_m{rows}", types(dtype, out));
-    let instance = Instance::new::<LinearParams>(sources::GEMV, name, call, 128).of(dtype);
+    let instance = Instance::new::<LinearParams>(sources::GEMV, name, call, 128).typed(dtype);
     // By default the compiler spills a little to fit one more CTA.
     if dtype == Dtype::F32 { instance.resident(1) } else { instance }
 }
@@ -120,7 +120,7 @@ pub fn mmvq_rows(rows: usize) -> Option<u32> {
 pub fn mmvq(format: QuantFormat, out: Dtype, rows: u32) -> Instance {
     let call = format!("mmvq<{}, {}, {rows}>", format.c_name(), out.c_name());
     let name = format!("mmvq_{}_{}_m{rows}", format.name(), out.name());
-    let instance = Instance::new::<QuantLinearParams>(sources::QUANTIZED, name, call, 128).of(out);
+    let instance = Instance::new::<QuantLinearParams>(sources::QUANTIZED, name, call, 128).typed(out);
     // By default the compiler spills a little to fit one more CTA.
     let alone = rows == 8 || matches!((format, rows), (QuantFormat::Q5_1, 1) | (QuantFormat::Q2K, 4));
     if alone { instance.resident(1) } else { instance }
@@ -131,7 +131,7 @@ pub fn mmvq(format: QuantFormat, out: Dtype, rows: u32) -> Instance {
 pub fn gemv_quant(format: QuantFormat, dtype: Dtype, out: Dtype, rows: u32) -> Instance {
     let call = format!("gemv_quant<{}, {}, {}, {rows}>", format.c_name(), dtype.c_name(), out.c_name());
     let name = format!("gemv_quant_{}_{}_m{rows}", format.name(), types(dtype, out));
-    let instance = Instance::new::<QuantLinearParams>(sources::QUANTIZED, name, call, 128).of(dtype);
+    let instance = Instance::new::<QuantLinearParams>(sources::QUANTIZED, name, call, 128).typed(dtype);
     // As in `mmvq`.
     if rows == 8 { instance.resident(1) } else { instance }
 }
@@ -154,14 +154,14 @@ pub fn gemm_quant(format: QuantFormat, dtype: Dtype, out: Dtype, tile_rows: u32)
 pub fn quantize_activations(dtype: Dtype) -> Instance {
     let call = format!("quantize_activations<{}>", dtype.c_name());
     let name = format!("quantize_activations_{}", dtype.name());
-    Instance::new::<QuantizeParams>(sources::QUANTIZED, name, call, 128).of(dtype)
+    Instance::new::<QuantizeParams>(sources::QUANTIZED, name, call, 128).typed(dtype)
 }
 
 /// Returns the instance that dequantises rows of a weight, for a dense product or an embedding.
 pub fn dequantize(format: QuantFormat, dtype: Dtype) -> Instance {
     let call = format!("dequantize<{}, {}>", format.c_name(), dtype.c_name());
     let name = format!("dequantize_{}_{}", format.name(), dtype.name());
-    Instance::new::<DequantizeParams>(sources::QUANTIZED, name, call, 128).of(dtype)
+    Instance::new::<DequantizeParams>(sources::QUANTIZED, name, call, 128).typed(dtype)
 }
 
 pub(super) fn all(chip: Chip) -> Vec<Instance> {

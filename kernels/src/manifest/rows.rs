@@ -85,7 +85,7 @@ fn instance<P: Params>(template: &str, dtype: Dtype, variant: &str, threads: u32
         "" => [format!("{template}<{c_name}>"), format!("{template}_{name}")],
         _ => [format!("{template}<{c_name}, {variant}>"), format!("{template}_{}_{name}", variant.to_lowercase())],
     };
-    Instance::new::<P>(sources::ROWS, name, call, threads).of(dtype)
+    Instance::new::<P>(sources::ROWS, name, call, threads).typed(dtype)
 }
 
 /// Returns the instance for rows of a dense embedding table.

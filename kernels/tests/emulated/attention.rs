@@ -166,7 +166,7 @@ impl Setup {
 
     /// Checks that the outputs of a step, one array per chunk, are close to those in f64.
     pub(crate) fn check(&self, chunks: &[Chunk<'_>], outputs: &[Array]) {
-        let tolerance = Tolerance::Attention.of(self.dtype);
+        let tolerance = Tolerance::Attention.bound(self.dtype);
         for ((sequence, positions), output) in chunks.iter().zip(outputs) {
             let [q, k, v] = [&sequence.q, &sequence.k, &sequence.v].map(Array::values);
             for (i, position) in positions.clone().enumerate() {

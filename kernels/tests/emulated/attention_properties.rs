@@ -118,7 +118,7 @@ fn decode_is_the_last_row_of_prefill() {
                 let prefill = setup.run(&[(s, 0..len)], 1)[0].range(last);
                 let decode = setup.run(&[(s, len - 1..len)], 2)[0].values();
                 // Both round, so their difference may be twice the error of one.
-                let tolerance = 2.0 * Tolerance::Attention.of(setup.dtype);
+                let tolerance = 2.0 * Tolerance::Attention.bound(setup.dtype);
                 assert_near(&decode, &prefill, tolerance, &format!("{setup:?}, {len} tokens"));
             }
         }
@@ -162,7 +162,7 @@ fn shared_kv_heads_are_as_repeated_ones() {
         for positions in [0..70, 69..70] {
             let shared = setup.run(&[(s, positions.clone())], 1);
             let own = repeated.run(&[(&alone, positions)], 2);
-            let tolerance = 2.0 * Tolerance::Attention.of(setup.dtype);
+            let tolerance = 2.0 * Tolerance::Attention.bound(setup.dtype);
             assert_near(&shared[0].values(), &own[0].values(), tolerance, "heads");
         }
     }

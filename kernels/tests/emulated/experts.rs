@@ -214,7 +214,7 @@ fn check_linear(dtype: Dtype, format: Option<QuantFormat>, product: &ExpertProdu
     let picked = rng.tokens(pairs, experts);
     let out = in_every_order(|order| {
         let sorted = sort(order, &picked, experts, tile_rows);
-        let mut out = Array::of(dtype, &vec![0.0; pairs * stride]);
+        let mut out = Array::new(dtype, &vec![0.0; pairs * stride]);
         let params = ExpertLinearParams {
             input: input.ptr(),
             out: out.ptr_mut(),
@@ -244,7 +244,7 @@ fn check_linear(dtype: Dtype, format: Option<QuantFormat>, product: &ExpertProdu
         dot + bias.as_ref().map_or(0.0, |bias| f64::from(bias[expert * stride + column_of]))
     };
     let expected: Vec<f64> = (0..pairs * stride).map(|i| value((i / stride, i % stride))).collect();
-    assert_near(&out.values(), &expected, 4.0 * Tolerance::Elementwise.of(dtype), &product.instance.name);
+    assert_near(&out.values(), &expected, 4.0 * Tolerance::Elementwise.bound(dtype), &product.instance.name);
 }
 
 /// Checks the products of heads, which use some of the columns of their input and output.
@@ -256,7 +256,7 @@ fn check_heads(dtype: Dtype, format: Option<QuantFormat>, product: &ExpertProduc
     let input = Array::random(dtype, tokens * heads * width, rng);
     let weights = Weights::draw(dtype, format, [heads * n, k], rng);
     let out = in_every_order(|order| {
-        let mut out = Array::of(dtype, &vec![0.0; tokens * heads * stride]);
+        let mut out = Array::new(dtype, &vec![0.0; tokens * heads * stride]);
         let params = ExpertLinearParams {
             input: input.ptr(),
             out: out.ptr_mut(),
@@ -283,7 +283,7 @@ fn check_heads(dtype: Dtype, format: Option<QuantFormat>, product: &ExpertProduc
     };
     let expected: Vec<f64> = (0..tokens * heads * stride).map(value).collect();
     let context = format!("{} for heads", product.instance.name);
-    assert_near(&out.values(), &expected, 4.0 * Tolerance::Elementwise.of(dtype), &context);
+    assert_near(&out.values(), &expected, 4.0 * Tolerance::Elementwise.bound(dtype), &context);
 }
 
 fn check_sum(dtype: Dtype, rng: &mut TestRng) {
@@ -315,7 +315,7 @@ fn check_sum(dtype: Dtype, rng: &mut TestRng) {
         f64::from(scale) * sum + if adds { before.get(i) } else { 0.0 }
     };
     let expected: Vec<f64> = (0..tokens * cols).map(value).collect();
-    assert_near(&out.values(), &expected, 2.0 * Tolerance::Elementwise.of(dtype), "the sum of experts");
+    assert_near(&out.values(), &expected, 2.0 * Tolerance::Elementwise.bound(dtype), "the sum of experts");
 }
 
 fn check_gate(dtype: Dtype, rng: &mut TestRng) {
@@ -329,7 +329,7 @@ fn check_gate(dtype: Dtype, rng: &mut TestRng) {
     });
     let value = |i: usize| before.get(i) / (1.0 + (-gate.get(i / cols)).exp());
     let expected: Vec<f64> = (0..rows * cols).map(value).collect();
-    assert_near(&out.values(), &expected, 2.0 * Tolerance::Elementwise.of(dtype), "the gate");
+    assert_near(&out.values(), &expected, 2.0 * Tolerance::Elementwise.bound(dtype), "the gate");
 }
 
 #[test]
@@ -369,7 +369,7 @@ fn a_pair_has_the_same_bits_in_any_tile() {
             let picked = rng.tokens(tokens, experts);
             let outputs = |product: &ExpertProduct, tile_rows: u32, tokens: usize| {
                 let sorted = sort(Order::Forward, &picked[..tokens], experts, tile_rows);
-                let mut out = Array::of(dtype, &vec![0.0; tokens * n]);
+                let mut out = Array::new(dtype, &vec![0.0; tokens * n]);
                 let params = ExpertLinearParams {
                     input: input.ptr(),
                     out: out.ptr_mut(),
@@ -415,7 +415,7 @@ fn rows_are_summed_and_gated() {
 #[test]
 fn logits_that_are_not_numbers_choose_experts_that_exist() {
     let (experts, chosen, cols) = (6usize, 3usize, 8usize);
-    let input = Array::of(Dtype::F32, &[f64::NAN; 8]);
+    let input = Array::new(Dtype::F32, &[f64::NAN; 8]);
     let weight = vec![1.0f32; experts * cols];
     for sigmoid in [0, 1] {
         let (mut picked, mut weights) = (vec![u32::MAX; chosen], vec![0.0f32; chosen]);

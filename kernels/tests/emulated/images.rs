@@ -45,7 +45,7 @@ fn check_patches(dtype: Dtype, rng: &mut TestRng) {
         (f64::from(byte) - f64::from(numbers[2 * channel])) / f64::from(numbers[2 * channel + 1])
     };
     let expected: Vec<f64> = bytes.iter().enumerate().map(value).collect();
-    assert_near(&out.values(), &expected, Tolerance::Elementwise.of(dtype), "patches");
+    assert_near(&out.values(), &expected, Tolerance::Elementwise.bound(dtype), "patches");
 }
 
 fn check_taps(dtype: Dtype, rng: &mut TestRng) {
@@ -73,7 +73,7 @@ fn check_taps(dtype: Dtype, rng: &mut TestRng) {
     };
     let expected: Vec<f64> = (0..rows * cols).map(value).collect();
     // Sums of five numbers may cancel.
-    assert_near(&out.values(), &expected, 2.0 * Tolerance::Elementwise.of(dtype), "learned positions");
+    assert_near(&out.values(), &expected, 2.0 * Tolerance::Elementwise.bound(dtype), "learned positions");
 }
 
 fn check_means(dtype: Dtype, rng: &mut TestRng) {
@@ -98,7 +98,7 @@ fn check_means(dtype: Dtype, rng: &mut TestRng) {
     };
     let expected: Vec<f64> = (0..rows * cols).map(value).collect();
     // The sum of up to 16 numbers may cancel.
-    assert_near(&out.values(), &expected, 2.0 * Tolerance::Elementwise.of(dtype), "means");
+    assert_near(&out.values(), &expected, 2.0 * Tolerance::Elementwise.bound(dtype), "means");
 }
 
 fn check_media_rows(dtype: Dtype, how: MediaMove, rng: &mut TestRng) {
@@ -140,7 +140,7 @@ fn check_media_rows(dtype: Dtype, how: MediaMove, rng: &mut TestRng) {
     }
     assert!(found_media == expected_media, "{how:?}: the media cache");
     // The sums of two numbers are rounded once, from f64 here and from f32 there.
-    assert_near(&found_rows.values(), &expected_rows.values(), Tolerance::Elementwise.of(dtype), "rows");
+    assert_near(&found_rows.values(), &expected_rows.values(), Tolerance::Elementwise.bound(dtype), "rows");
     if how != MediaMove::Add {
         assert!(found_rows == expected_rows, "{how:?}: rows");
     }

@@ -61,7 +61,7 @@ fn a_latent_row_depends_neither_on_the_batch_nor_on_the_chunks() {
         assert!(found[1] == setup.run(&chunks[1..2], 3)[0], "{setup:?}: alone");
         let decode = setup.run(&[(&s[0], 69..70)], 4)[0].values();
         let last = whole.range(69 * cols..70 * cols);
-        assert_near(&decode, &last, 2.0 * Tolerance::Attention.of(setup.dtype), &format!("{setup:?}: decode"));
+        assert_near(&decode, &last, 2.0 * Tolerance::Attention.bound(setup.dtype), &format!("{setup:?}: decode"));
     }
 }
 
@@ -214,7 +214,7 @@ impl Case {
 
     fn check(&self) {
         let (out, cache) = self.run();
-        let tolerance = Tolerance::Elementwise.of(self.dtype);
+        let tolerance = Tolerance::Elementwise.bound(self.dtype);
         let mut written = vec![false; cache.len()];
         for (token, &slot) in self.slots.iter().enumerate() {
             for head in 0..self.heads {

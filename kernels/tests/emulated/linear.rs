@@ -104,7 +104,7 @@ impl Case {
                 near.push(found.get(at));
             }
         }
-        assert_near(&near, &expected, Tolerance::Product.of(self.out), &context);
+        assert_near(&near, &expected, Tolerance::Product.bound(self.out), &context);
     }
 }
 
@@ -176,7 +176,7 @@ type Grid = Box<dyn Fn(&LinearParams) -> [u32; 3]>;
 
 /// Returns a case with a single row of the input and of the addend.
 fn row_of(case: &Case, row: usize) -> Case {
-    let cut = |array: &Array, cols: usize| Array::of(array.dtype, &array.range(row * cols..(row + 1) * cols));
+    let cut = |array: &Array, cols: usize| Array::new(array.dtype, &array.range(row * cols..(row + 1) * cols));
     Case {
         m: 1,
         input: cut(&case.input, case.k),

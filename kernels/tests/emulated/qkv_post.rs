@@ -181,7 +181,7 @@ impl Case {
 
     fn check(&self) {
         let (q, cache) = self.run();
-        let tolerance = Tolerance::Elementwise.of(self.dtype);
+        let tolerance = Tolerance::Elementwise.bound(self.dtype);
         let (q_cols, kv_cols) = (self.q_heads * self.size, self.kv_heads * self.size);
         let mut written = vec![false; cache.len()];
         for (token, &slot) in self.slots.iter().enumerate() {

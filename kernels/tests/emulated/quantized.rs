@@ -231,7 +231,7 @@ fn values_are_those_of_the_format() {
                 });
                 let row = |r: &u32| weight.values[*r as usize * k..][..k].iter().map(|x| x * f64::from(scale));
                 let expected: Vec<f64> = rows.iter().flat_map(row).collect();
-                assert_near(&found.values(), &expected, Tolerance::Elementwise.of(dtype), &instance.name);
+                assert_near(&found.values(), &expected, Tolerance::Elementwise.bound(dtype), &instance.name);
             }
         }
     }
@@ -293,7 +293,7 @@ fn small_block_that_is_not_finite_gives_nan_and_its_neighbours_do_not() {
     for wrong in [f64::NAN, f64::INFINITY] {
         let mut values = vec![1.0; 96];
         values[40] = wrong;
-        let scales = quantize(&kernels, &Array::of(Dtype::F32, &values), 1, 96).scales;
+        let scales = quantize(&kernels, &Array::new(Dtype::F32, &values), 1, 96).scales;
         assert_eq!([0, 1, 2].map(|block| scales[block].iter().all(|s| s.is_finite())), [true, false, true]);
         assert!(scales[1][1].is_nan(), "what it gives to a sum is NaN");
     }
@@ -367,7 +367,7 @@ fn mmvq_of_drawn_shapes_is_near_the_formats_own_product() {
                     (0..m * n).map(value).collect()
                 };
                 let context = format!("{} m {m} n {n} k {k}", instance.name);
-                let tolerance = Tolerance::Product.of(out);
+                let tolerance = Tolerance::Product.bound(out);
                 assert_near(&found.values(), &expected(&rounded), tolerance, &context);
                 // With few products, all of them may be small compared with their summands.
                 if m * n >= 64 {
@@ -440,7 +440,7 @@ fn check_few_rows(format: QuantFormat, dtype: Dtype, out: Dtype, rng: &mut TestR
         };
         let expected: Vec<f64> = (0..m * n).map(|at| dot(at / n, at % n) + f64::from(bias[at % n])).collect();
         let context = format!("{} m {m} n {n} k {k}", instance.name);
-        assert_near(&found.values(), &expected, Tolerance::Product.of(out), &context);
+        assert_near(&found.values(), &expected, Tolerance::Product.bound(out), &context);
     }
 }
 
@@ -487,14 +487,14 @@ fn check_tiled(format: QuantFormat, dtype: Dtype, out: Dtype, rng: &mut TestRng)
     let with_add = QuantLinearParams { add: add.ptr(), ..params(m) };
     let [found, other] = [0, 1].map(|i| tiled(&kernels, &instances[i], tiles[i], &weight, (&input, with_add)));
     assert!(found == other, "{context}: tiles of {tiles:?} rows differ");
-    let (x, w) = (input.values(), Array::of(dtype, &weight.values).values());
+    let (x, w) = (input.values(), Array::new(dtype, &weight.values).values());
     let dot = |i: usize, j: usize| -> f64 { x[i * k..][..k].iter().zip(&w[j * k..][..k]).map(|(a, b)| a * b).sum() };
     let value = |at: usize| dot(at / n, at % n) + f64::from(bias[at % n]) + add.get(at);
     let expected: Vec<f64> = (0..m * n).map(value).collect();
-    assert_near(&found.values(), &expected, Tolerance::Product.of(out), &context);
+    assert_near(&found.values(), &expected, Tolerance::Product.bound(out), &context);
 
     let row = rng.below(m);
-    let alone = Array::of(dtype, &input.range(row * k..(row + 1) * k));
+    let alone = Array::new(dtype, &input.range(row * k..(row + 1) * k));
     let alone = tiled(&kernels, &instances[0], tiles[0], &weight, (&alone, params(1)));
     if m > 1 {
         let wrong = (row + 1) % m;
@@ -551,7 +551,7 @@ fn a_row_has_the_same_bits_alone_and_among_others() {
         };
         let all = run(&input);
         let row = rng.below(8);
-        let alone = run(&Array::of(Dtype::F32, &input.range(row * k..(row + 1) * k)));
+        let alone = run(&Array::new(Dtype::F32, &input.range(row * k..(row + 1) * k)));
         assert!(alone.bits(0..n) == all.bits(row * n..(row + 1) * n), "{format:?}");
     }
 }

@@ -66,7 +66,7 @@ fn check_embed(dtype: Dtype, rng: &mut TestRng) {
         }
         let added = before.range(at.clone()).into_iter().map(|x| if adds { x } else { 0.0 });
         let expected: Vec<f64> = table.range(row).iter().zip(added).map(|(x, y)| y + x * f64::from(scale)).collect();
-        assert_near(&out.range(at), &expected, Tolerance::Elementwise.of(dtype), "embed");
+        assert_near(&out.range(at), &expected, Tolerance::Elementwise.bound(dtype), "embed");
     }
 }
 
@@ -93,7 +93,7 @@ fn check_norm(dtype: Dtype, mean: NormMean, rng: &mut TestRng) {
     let (rows, cols) = (1 + rng.below(4), pick(rng, &COLS[1..]));
     // The values are far from 0, where a variance by differences of squares would lose its precision.
     let shift = if mean == NormMean::Layer { 8.0 } else { 0.0 };
-    let input = Array::of(dtype, &(0..rows * cols).map(|_| shift + normal(rng)).collect::<Vec<_>>());
+    let input = Array::new(dtype, &(0..rows * cols).map(|_| shift + normal(rng)).collect::<Vec<_>>());
     let residual = (rng.below(2) == 0).then(|| Array::random(dtype, rows * cols, rng));
     let weight = f32s(cols, rng);
     let bias = (mean == NormMean::Layer && rng.below(2) == 0).then(|| f32s(cols, rng));
@@ -139,7 +139,7 @@ fn check_norm(dtype: Dtype, mean: NormMean, rng: &mut TestRng) {
     }
     if let (Some(before), Some(after), false) = (&residual, &stream, after) {
         let sums: Vec<f64> = before.values().iter().zip(input.values()).map(|(a, b)| a + b).collect();
-        assert_near(&after.values(), &sums, Tolerance::Elementwise.of(dtype), "residual");
+        assert_near(&after.values(), &sums, Tolerance::Elementwise.bound(dtype), "residual");
         read = after.clone();
     }
     for r in 0..rows {
@@ -149,7 +149,7 @@ fn check_norm(dtype: Dtype, mean: NormMean, rng: &mut TestRng) {
             expected.iter_mut().zip(residual.range(row.clone())).for_each(|(x, add)| *x += add);
         }
         // A mean is subtracted, so the rounding error of f32 is that of numbers as large as the mean.
-        let tolerance = Tolerance::Elementwise.of(dtype) * (1.0 + shift);
+        let tolerance = Tolerance::Elementwise.bound(dtype) * (1.0 + shift);
         assert_near(&out.range(row), &expected, tolerance, "norm");
     }
 }
@@ -196,7 +196,7 @@ fn check_glu(dtype: Dtype, kind: Activation, rng: &mut TestRng) {
         let got = out.range(r * cols..(r + 1) * cols);
         // With few columns, all may be close to a zero of the gate, where only the last bits of the f32 arithmetic
         // remain.
-        let tolerance = Tolerance::Elementwise.of(dtype) * if cols < 8 { 4.0 } else { 1.0 };
+        let tolerance = Tolerance::Elementwise.bound(dtype) * if cols < 8 { 4.0 } else { 1.0 };
         assert_near(&got, &expected, tolerance, "glu");
     }
 }
@@ -213,7 +213,7 @@ fn check_act(dtype: Dtype, kind: Activation, rng: &mut TestRng) {
         out
     });
     let expected: Vec<f64> = input.values().into_iter().map(|x| activation_in_f64(kind, x)).collect();
-    let tolerance = Tolerance::Elementwise.of(dtype) * if rows * cols < 8 { 4.0 } else { 1.0 };
+    let tolerance = Tolerance::Elementwise.bound(dtype) * if rows * cols < 8 { 4.0 } else { 1.0 };
     assert_near(&out.values(), &expected, tolerance, "act");
 }
 
@@ -281,7 +281,7 @@ fn check_pool(dtype: Dtype, pool: Pool, rng: &mut TestRng) {
         let mean = |c| range.clone().map(|row| input.get(row * cols + c)).sum::<f64>() / range.len() as f64;
         let expected: Vec<f64> = (0..cols).map(mean).collect();
         // Few columns may all be sums that cancel.
-        let tolerance = Tolerance::Elementwise.of(dtype) * if cols < 8 { 40.0 } else { 1.0 };
+        let tolerance = Tolerance::Elementwise.bound(dtype) * if cols < 8 { 40.0 } else { 1.0 };
         assert_near(&out.range(at), &expected, tolerance, "pool");
     }
 }
@@ -340,7 +340,7 @@ fn activations_end_well_at_both_ends() {
     let gates = [-1e4, -100.0, -20.0, 0.0, 20.0, 100.0, 1e4];
     for kind in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
         let row: Vec<f64> = gates.iter().copied().chain([1.0; 7]).collect();
-        let (input, mut out) = (Array::of(Dtype::F32, &row), Array::poisoned(Dtype::F32, 7));
+        let (input, mut out) = (Array::new(Dtype::F32, &row), Array::poisoned(Dtype::F32, 7));
         let params = GluParams { out: out.ptr_mut(), input: input.ptr(), rows: 1, cols: 7, ..GluParams::default() };
         let instance = manifest::glu(Dtype::F32, kind);
         launch(&KERNELS, Order::Forward, &instance, params.grid(instance.threads), &params);

@@ -21,7 +21,7 @@ impl Array {
         Self { dtype, bytes: vec![0xff; len * dtype.bytes()] }
     }
 
-    pub(crate) fn of(dtype: Dtype, values: &[f64]) -> Self {
+    pub(crate) fn new(dtype: Dtype, values: &[f64]) -> Self {
         let mut this = Self::poisoned(dtype, values.len());
         values.iter().enumerate().for_each(|(i, &x)| this.set(i, x));
         this
@@ -29,7 +29,7 @@ impl Array {
 
     /// Returns approximately normal numbers of variance 1.
     pub(crate) fn random(dtype: Dtype, len: usize, rng: &mut TestRng) -> Self {
-        Self::of(dtype, &(0..len).map(|_| normal(rng)).collect::<Vec<_>>())
+        Self::new(dtype, &(0..len).map(|_| normal(rng)).collect::<Vec<_>>())
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -83,7 +83,7 @@ pub(crate) fn normal(rng: &mut TestRng) -> f64 {
 
 /// Returns uniform numbers in [-scale, scale).
 pub(crate) fn uniform(dtype: Dtype, len: usize, scale: f32, rng: &mut TestRng) -> Array {
-    Array::of(dtype, &(0..len).map(|_| f64::from(rng.signed() * scale)).collect::<Vec<_>>())
+    Array::new(dtype, &(0..len).map(|_| f64::from(rng.signed() * scale)).collect::<Vec<_>>())
 }
 
 /// Returns one of the choices.
@@ -101,7 +101,7 @@ pub(crate) enum Tolerance {
 }
 
 impl Tolerance {
-    pub(crate) fn of(self, dtype: Dtype) -> f64 {
+    pub(crate) fn bound(self, dtype: Dtype) -> f64 {
         match (self, dtype) {
             (Self::Elementwise, Dtype::F32) => 1e-6,
             (Self::Elementwise | Self::Product, Dtype::F16) => 6e-4,

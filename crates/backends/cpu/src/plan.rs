@@ -12,7 +12,7 @@ use crate::experts::{self, ExpertProduct};
 use crate::latent;
 use crate::loaded::Loaded;
 use crate::rows::GROUP;
-use crate::weights::Kind;
+use crate::weights::PanelKind;
 use crate::{Isa, NAME};
 
 /// Work between two barriers.
@@ -428,9 +428,9 @@ impl Planner<'_> {
     fn reads_plain(&self, weight: WeightId) -> bool {
         let mut parts = self.weights[weight.0].matrices().iter().flat_map(|matrix| &matrix.parts);
         parts.any(|part| match part.layout.kind {
-            Kind::Quant(..) => false,
-            Kind::Bf16 | Kind::Packed(_) => !self.isa.multiplies_bf16(),
-            Kind::F16 | Kind::F32 => true,
+            PanelKind::Quant(..) => false,
+            PanelKind::Bf16 | PanelKind::Packed(_) => !self.isa.multiplies_bf16(),
+            PanelKind::F16 | PanelKind::F32 => true,
         })
     }
 
@@ -438,9 +438,11 @@ impl Planner<'_> {
         let parts = self.weights[weight.0].matrices().iter().flat_map(|matrix| &matrix.parts);
         parts.fold(Forms::default(), |forms, part| {
             forms.and(match part.layout.kind {
-                Kind::Quant(..) => Forms { quant: true, coarse: self.coarse, bf16: false },
-                Kind::Bf16 | Kind::Packed(_) => Forms { bf16: self.isa.multiplies_bf16(), ..Forms::default() },
-                Kind::F16 | Kind::F32 => Forms::default(),
+                PanelKind::Quant(..) => Forms { quant: true, coarse: self.coarse, bf16: false },
+                PanelKind::Bf16 | PanelKind::Packed(_) => {
+                    Forms { bf16: self.isa.multiplies_bf16(), ..Forms::default() }
+                }
+                PanelKind::F16 | PanelKind::F32 => Forms::default(),
             })
         })
     }

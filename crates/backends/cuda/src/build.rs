@@ -12,7 +12,7 @@ use octavo_ops::BackendError;
 
 use crate::cache::{KernelCache, Key};
 use crate::driver::{Gpu, Kernel, Module};
-use crate::libraries::{Kind, Places, Version, compiler, fits};
+use crate::libraries::{LibraryKind, Places, Version, compiler, fits};
 use crate::{CudaConfig, DeviceInfo, KernelPack, failed, unsupported};
 
 /// Instances that a program needs, each once.
@@ -141,9 +141,9 @@ impl Builder<'_> {
     }
 
     fn compiler(&self) -> Compiler {
-        let found = Places::usual(&self.config.libraries).find(Kind::Nvrtc);
+        let found = Places::usual(&self.config.libraries).find(LibraryKind::Nvrtc);
         let (nvrtc, path) = compiler(&found, self.driver, self.gpu.info().chip)?;
-        tracing::info!("compiler: NVRTC {} ({})", Version::of(&nvrtc), path.display());
+        tracing::info!("compiler: NVRTC {} ({})", Version::read(&nvrtc), path.display());
         Ok(nvrtc)
     }
 
@@ -163,7 +163,7 @@ impl Builder<'_> {
             let (instance, key) = (&instances[missing[number]], &keys[missing[number]]);
             let count = |counter: &AtomicUsize| counter.fetch_add(1, Ordering::Relaxed);
             let kept = match compiler {
-                Ok(nvrtc) => cache.get(key, Version::of(nvrtc)),
+                Ok(nvrtc) => cache.get(key, Version::read(nvrtc)),
                 // Code from any release of the compiler is used if the driver supports it.
                 Err(_) => cache.get_any(key, |release| fits(release.major, self.driver, chip).is_ok()),
             };
@@ -174,7 +174,7 @@ impl Builder<'_> {
             let nvrtc = compiler.as_ref().map_err(Clone::clone)?;
             let code = compile(nvrtc, instance, Target::Code(chip))?.code;
             count(&origins.compiled);
-            if let Err(error) = cache.put(key, Version::of(nvrtc), &code)
+            if let Err(error) = cache.put(key, Version::read(nvrtc), &code)
                 && !told.swap(true, Ordering::Relaxed)
             {
                 let path = self.config.kernel_cache.display();

@@ -29,11 +29,11 @@ impl Fill {
         if parts.filter_map(|part| source.rule(&part.tensor)).next().is_none() {
             return Ok(None);
         }
-        Self::of(builder, dtype).map(Some)
+        Self::for_dtype(builder, dtype).map(Some)
     }
 
     /// Creates it for an element type, and for f32.
-    pub(crate) fn of(builder: &Builder<'_>, dtype: Dtype) -> Result<Self, BackendError> {
+    pub(crate) fn for_dtype(builder: &Builder<'_>, dtype: Dtype) -> Result<Self, BackendError> {
         let mut instances = Instances::default();
         let ids = [dtype, Dtype::F32].map(|dtype| (dtype, instances.id(manifest::fill(dtype))));
         Ok(Self { gpu: builder.gpu.clone(), kernels: builder.build(&instances)?, ids })

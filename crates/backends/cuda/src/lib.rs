@@ -52,7 +52,7 @@ pub use bench::{
 };
 pub use config::{CudaConfig, Memory};
 pub use driver::{DeviceInfo, DriverError, Unavailable};
-pub use libraries::{Candidate, Kind, OLDEST_CHIP, Unfit, Version, fits, named_folders};
+pub use libraries::{Candidate, LibraryKind, OLDEST_CHIP, Unfit, Version, fits, named_folders};
 pub use octavo_kernels::manifest::{Chip, Dtype, PACKED, Target};
 pub use pack::{KernelPack, PackError, PackMade, PackOrder, PackUnfit, build_pack};
 pub use probe::{Found, Report, probe};

@@ -12,7 +12,7 @@ use crate::dummy::Fill;
 use crate::forward::{Machine, Scratch};
 use crate::layout::{Layout, Limits, RopeTables};
 use crate::libraries::cublaslt::CublasLt;
-use crate::libraries::{Kind, Places, Version, ranked};
+use crate::libraries::{LibraryKind, Places, Version, ranked};
 use crate::linear::Setting;
 use crate::lower::Lowering;
 use crate::weights::{Loader, STAGING_WORDS};
@@ -67,8 +67,8 @@ impl Opened<'_> {
             tracing::info!("products: own kernels in float32");
             return None;
         }
-        let found = Places::usual(&self.config.libraries).find(Kind::CublasLt);
-        for candidate in ranked(&found, Kind::CublasLt, self.driver, chip) {
+        let found = Places::usual(&self.config.libraries).find(LibraryKind::CublasLt);
+        for candidate in ranked(&found, LibraryKind::CublasLt, self.driver, chip) {
             match CublasLt::open(candidate, self.gpu, self.dtype, workspace) {
                 Ok(library) => {
                     tracing::info!("products: cuBLASLt ({})", library.path.display());
@@ -77,7 +77,7 @@ impl Opened<'_> {
                 Err(reason) => tracing::debug!(reason, "cuBLASLt is not used"),
             }
         }
-        let package = Kind::CublasLt.package(12);
+        let package = LibraryKind::CublasLt.package(12);
         tracing::warn!(
             "products: own kernels, as no cuBLASLt is found; prompts take longer (`pip install {package}` brings it)"
         );

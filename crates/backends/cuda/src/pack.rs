@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::build::{compile, in_parallel};
 use crate::cache::{KernelCache, Key};
-use crate::libraries::{Kind, OLDEST_CHIP, Places, Version, compiler_for_packs};
+use crate::libraries::{LibraryKind, OLDEST_CHIP, Places, Version, compiler_for_packs};
 
 /// File name of the index.
 const INDEX: &str = "pack.json";
@@ -256,7 +256,7 @@ struct Compiler {
 
 impl Compiler {
     fn release(&self) -> Version {
-        Version::of(&self.nvrtc)
+        Version::read(&self.nvrtc)
     }
 }
 
@@ -338,7 +338,7 @@ impl Job {
 
 /// Returns the entries to build and their compilers.
 fn plan(order: &PackOrder) -> Result<(Vec<Job>, Vec<Compiler>), PackError> {
-    let found = Places::usual(&order.libraries).find(Kind::Nvrtc);
+    let found = Places::usual(&order.libraries).find(LibraryKind::Nvrtc);
     let (mut jobs, mut compilers) = (Vec::new(), Vec::<Compiler>::new());
     for &target in &order.targets {
         let chip = target.chip();

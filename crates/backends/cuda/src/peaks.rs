@@ -22,7 +22,7 @@ struct Clocks {
 /// Returns the limits of a device for products of an element type; `None` if they are unknown.
 pub(crate) fn peaks(gpu: &Gpu, dtype: Dtype) -> Option<Peaks> {
     let device = gpu.info();
-    match DataSheet::of(&device.name, device.processors) {
+    match DataSheet::find(&device.name, device.processors) {
         Some(sheet) => Some(sheet.peaks(dtype != Dtype::F32)),
         // A MIG partition reports the clocks of the whole device.
         None if device.name.contains("MIG") => None,

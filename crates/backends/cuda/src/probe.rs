@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use octavo_kernels::manifest::{Chip, Target};
 
 use crate::driver::{DeviceInfo, Driver, Unavailable};
-use crate::libraries::{Candidate, Kind, Places, Unfit, Version, compiler, fits, ranked};
+use crate::libraries::{Candidate, LibraryKind, Places, Unfit, Version, compiler, fits, ranked};
 use crate::{KernelPack, PackUnfit};
 
 /// The driver, its devices and the libraries found.
@@ -35,7 +35,7 @@ pub fn probe(folders: &[PathBuf]) -> Report {
         Err(reason) => return Report { driver: Err(reason), devices: Vec::new(), libraries: Vec::new() },
     };
     let places = Places::usual(folders);
-    let kinds = [Kind::Nvrtc, Kind::CublasLt, Kind::Nccl];
+    let kinds = [LibraryKind::Nvrtc, LibraryKind::CublasLt, LibraryKind::Nccl];
     let libraries = kinds.into_iter().flat_map(|kind| places.find(kind)).collect();
     let count = driver.devices().unwrap_or(0);
     let devices = (0..count).filter_map(|ordinal| driver.device(ordinal).ok()).collect();
@@ -58,7 +58,7 @@ impl Report {
 
     /// Returns the libraries of a kind with their fit for a chip. Names that only the system's loader can resolve are
     /// omitted if a file was found.
-    pub fn libraries_for(&self, kind: Kind, chip: Chip) -> Vec<Found<'_>> {
+    pub fn libraries_for(&self, kind: LibraryKind, chip: Chip) -> Vec<Found<'_>> {
         let driver = self.driver.clone().unwrap_or(Version { major: 0, minor: 0 });
         let is_file = |library: &&Candidate| library.path.is_absolute();
         let of_kind = self.libraries.iter().filter(|library| library.kind == kind).filter(is_file);
@@ -67,7 +67,7 @@ impl Report {
 
     /// Returns the files of NCCL. They are not checked for fit, because they are not used yet.
     pub fn nccl(&self) -> impl Iterator<Item = &Candidate> {
-        self.libraries.iter().filter(|library| library.kind == Kind::Nccl && library.path.is_absolute())
+        self.libraries.iter().filter(|library| library.kind == LibraryKind::Nccl && library.path.is_absolute())
     }
 
     /// Returns the path and the release of the compiler for a chip.
@@ -88,7 +88,7 @@ impl Report {
     }
 
     /// Returns the library of a kind that is tried first for a chip.
-    pub fn chosen(&self, kind: Kind, chip: Chip) -> Option<&Candidate> {
+    pub fn chosen(&self, kind: LibraryKind, chip: Chip) -> Option<&Candidate> {
         let driver = self.driver.as_ref().ok()?;
         ranked(&self.libraries, kind, *driver, chip).into_iter().find(|library| library.path.is_absolute())
     }

@@ -107,7 +107,7 @@ pub struct StepTime {
 fn price(program: &Program, batches: &[StepBatch], elements: ElementBytes, bounds: &Bounds) -> (Cost, BoundSeconds) {
     let (mut total, mut bound) = (Cost::default(), bounds.seconds(|_| 0.0));
     for batch in batches {
-        let cost = step_cost(program, &StepShape::of(batch), elements);
+        let cost = step_cost(program, &StepShape::from_batch(batch), elements);
         total += cost;
         bound += bounds.seconds(|peaks| cost.bound_seconds(peaks));
     }

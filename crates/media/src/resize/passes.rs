@@ -92,7 +92,7 @@ impl NullaryFnOnce for StripPass<'_> {
         input[..from.len()].copy_from_slice(from);
         transpose(input, scratch);
         for (i, to) in output.chunks_exact_mut(LANES).enumerate() {
-            let (low, run) = weights.of(i);
+            let (low, run) = weights.taps(i);
             weighted(&input[low * LANES..], run, weights.precision, to);
         }
         untranspose(output, scratch);
@@ -116,7 +116,7 @@ impl NullaryFnOnce for BandPass<'_> {
     #[inline(always)]
     fn call(self) {
         for (i, to) in self.to.chunks_exact_mut(self.row).enumerate() {
-            let (low, run) = self.weights.of(self.first + i);
+            let (low, run) = self.weights.taps(self.first + i);
             weighted(&self.from[low * self.row..], run, self.weights.precision, to);
         }
     }

@@ -43,7 +43,7 @@ impl Weights {
     }
 
     /// First input sample of output `i`, and the weights of the samples from there.
-    pub(super) fn of(&self, i: usize) -> (usize, &[i32]) {
+    pub(super) fn taps(&self, i: usize) -> (usize, &[i32]) {
         let (low, first) = self.runs[i];
         (low, &self.values[first..self.runs[i + 1].1])
     }

@@ -140,14 +140,18 @@ impl ProcessorConfig {
         rules: &ProcessorRules,
         vision: &VisionConfig,
     ) -> Result<Self, (Origin, ConfigError)> {
-        Self::of(rules, &changed(file, given), vision).map_err(|error| {
+        Self::from_settings(rules, &changed(file, given), vision).map_err(|error| {
             // An error that the file has on its own is the file's.
-            let own = Self::of(rules, file, vision).is_err_and(|own| own.to_string() == error.to_string());
+            let own = Self::from_settings(rules, file, vision).is_err_and(|own| own.to_string() == error.to_string());
             (if own { Origin::File } else { Origin::Given }, error)
         })
     }
 
-    fn of(rules: &ProcessorRules, settings: &Map<String, Value>, vision: &VisionConfig) -> Result<Self, ConfigError> {
+    fn from_settings(
+        rules: &ProcessorRules,
+        settings: &Map<String, Value>,
+        vision: &VisionConfig,
+    ) -> Result<Self, ConfigError> {
         let unknown = |(key, value): &(&String, &Value)| {
             let known = KNOWN.iter().chain(rules.keys).any(|known| known == key);
             !known && !matches!(value, Value::Null | Value::Bool(false))

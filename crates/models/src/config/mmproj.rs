@@ -14,7 +14,7 @@ fn key(name: &str) -> String {
 
 impl<'a> EncoderKeys<'a> {
     /// Checks that the encoder has the named projector, and that its outputs fit the decoder.
-    pub(crate) fn of(
+    pub(crate) fn for_projector(
         metadata: &'a MetadataView<'a>,
         projector: &str,
         decoder: &ModelConfig,

@@ -303,13 +303,13 @@ impl AttentionConfig {
 
 impl LayerConfig {
     /// Returns a layer with the same norms around both blocks.
-    pub(crate) fn of(attention: AttentionConfig, mlp: MlpConfig, norms: NormPlaces) -> Self {
+    pub(crate) fn with_norms(attention: AttentionConfig, mlp: MlpConfig, norms: NormPlaces) -> Self {
         Self { attention, mlp, experts: None, attention_norms: norms, mlp_norms: norms, residual_scale: 1.0 }
     }
 
     /// Returns a layer of Llama: norms before the blocks, attention to all positions, no biases.
     fn plain(heads: HeadShape, rope: RopeConfig, mlp: MlpConfig) -> Self {
-        Self::of(AttentionConfig { rope: Some(rope), ..AttentionConfig::plain(heads) }, mlp, NormPlaces::Before)
+        Self::with_norms(AttentionConfig { rope: Some(rope), ..AttentionConfig::plain(heads) }, mlp, NormPlaces::Before)
     }
 
     /// Sets the norms around both blocks.

@@ -69,7 +69,7 @@ fn encoder(family: &'static Family, fields: &Fields<'_>, offset: usize) -> Resul
         bias: true,
     };
     let attention = AttentionConfig { qkv_bias: true, output_bias: true, ..AttentionConfig::whole(heads) };
-    let layer = LayerConfig::of(attention, mlp, NormPlaces::Sum);
+    let layer = LayerConfig::with_norms(attention, mlp, NormPlaces::Sum);
     let input = InputConfig {
         positions: Some(LearnedPositions { rows, offset }),
         token_types: fields.usize("type_vocab_size")?.unwrap_or(2),

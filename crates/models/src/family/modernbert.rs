@@ -61,7 +61,7 @@ fn from_hf(fields: &Fields<'_>) -> Result<ModelConfig, ConfigError> {
         unit_offset: false,
         bias: hf::flag(fields, "norm_bias")?,
     };
-    let layer = LayerConfig::of(attention, mlp, NormPlaces::Before);
+    let layer = LayerConfig::with_norms(attention, mlp, NormPlaces::Before);
     let mut config = hf::encoder(&FAMILY, fields, layer, norm)?;
     config.input = InputConfig { norm: true, ..InputConfig::default() };
     // The norm of the embeddings takes the place of the first one.

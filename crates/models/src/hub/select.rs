@@ -124,7 +124,7 @@ pub(crate) fn is_mmproj(name: &str) -> bool {
 pub(super) fn mmproj_beside<'a>(names: &'a [String], model: &str) -> Option<&'a String> {
     let folder = |name: &str| name.rsplit_once('/').map(|(folder, _)| folder.to_owned());
     let beside =
-        names.iter().filter(|name| is_mmproj(name) && Piece::of(name).is_none() && folder(name) == folder(model));
+        names.iter().filter(|name| is_mmproj(name) && Piece::parse(name).is_none() && folder(name) == folder(model));
     let rank = |name: &str| {
         let name = name.to_ascii_lowercase();
         ["bf16", "f16", "f32"].iter().position(|kind| name.contains(kind)).map_or(3, |kind| [1, 0, 2][kind])

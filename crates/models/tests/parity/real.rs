@@ -166,7 +166,7 @@ fn check(name: &str, checkpoint: &Checkpoint, weights: &dyn WeightSource, progra
     let all = std::env::var_os(ALL).is_some();
     for isa in instruction_sets().filter(|&isa| isa == fastest || (all && isa != Isa::Portable)) {
         let backend = CpuBackend::new(CpuConfig { isa: Some(isa), ..CpuConfig::default() }).unwrap();
-        let mut session = Session::of(Box::new(backend), program, weights, longest(&texts));
+        let mut session = Session::load(Box::new(backend), program, weights, longest(&texts));
         let tally = reference.compare(&mut session, &texts, MOST);
         tally.assert_parity(&format!("{name} ({}) on {isa}", checkpoint.config().family.name()), limits);
     }

@@ -88,11 +88,11 @@ impl Session {
                 }
             }
         }
-        Self { defect, ..Self::of(backend, &program, checkpoint, capacity) }
+        Self { defect, ..Self::load(backend, &program, checkpoint, capacity) }
     }
 
     /// Loads a program with weights and allocates blocks for `capacity` tokens.
-    pub(crate) fn of(
+    pub(crate) fn load(
         mut backend: Box<dyn Backend>,
         program: &Program,
         weights: &dyn WeightSource,

@@ -1,53 +1,51 @@
 //! A progress bar for measurements.
 
-use std::io::{IsTerminal, Write, stderr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 
 /// Update interval.
 const TICK: Duration = Duration::from_millis(200);
 
-/// Width of the bar in characters.
-const WIDTH: usize = 30;
-
 /// Runs `work`, which counts its progress up to `total`, and shows a bar if standard error is a terminal.
 pub(super) async fn watched<T>(what: &'static str, total: usize, work: impl AsyncFnOnce(Arc<AtomicUsize>) -> T) -> T {
     let done = Arc::new(AtomicUsize::new(0));
-    let bar = stderr().is_terminal().then(|| tokio::spawn(show(what, Arc::clone(&done), total)));
+    let shown = tokio::spawn(show(bar(what, total), Arc::clone(&done)));
     let result = work(done).await;
-    if let Some(bar) = bar {
-        bar.abort();
-        // Clears the line. A failure means that the terminal is closed.
-        let _ = write!(stderr(), "\r\x1b[K");
-    }
+    shown.abort();
     result
 }
 
-/// Shows the progress until the task is aborted.
-async fn show(what: &str, done: Arc<AtomicUsize>, total: usize) {
-    let begun = Instant::now();
-    loop {
-        tokio::time::sleep(TICK).await;
-        let line = line(what, done.load(Ordering::Relaxed), total, begun.elapsed());
-        let _ = write!(stderr(), "\r{line}\x1b[K").and_then(|()| stderr().flush());
-    }
+/// A bar that disappears when it is dropped.
+fn bar(what: &'static str, total: usize) -> ProgressBar {
+    let style =
+        ProgressStyle::with_template("{msg} [{bar:30}] {pos} of {len}, {per_sec}").expect("the template is valid");
+    let bar = ProgressBar::new(total as u64).with_message(what).with_style(style.progress_chars("#> "));
+    bar.with_finish(ProgressFinish::AndClear)
 }
 
-fn line(what: &str, done: usize, total: usize, elapsed: Duration) -> String {
-    let filled = WIDTH * done.min(total) / total.max(1);
-    let rate = done as f64 / elapsed.as_secs_f64().max(1e-3);
-    format!("{what} [{:<WIDTH$}] {done} of {total}, {rate:.1} a second", "#".repeat(filled))
+/// Shows the progress until the task is aborted.
+async fn show(bar: ProgressBar, done: Arc<AtomicUsize>) {
+    loop {
+        tokio::time::sleep(TICK).await;
+        bar.set_position(done.load(Ordering::Relaxed) as u64);
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_bar_tells_how_far_it_is() {
-        let half = line("requests", 50, 100, Duration::from_secs(10));
-        assert_eq!(half, "requests [###############               ] 50 of 100, 5.0 a second");
-        assert!(line("x", 0, 0, Duration::ZERO).starts_with("x [ "));
+    #[tokio::test]
+    async fn the_work_is_done_with_and_without_a_terminal() {
+        assert_eq!(bar("requests", 100).length(), Some(100), "the template is valid");
+        let counted = watched("requests", 3, async |done| {
+            done.fetch_add(3, Ordering::Relaxed);
+            tokio::time::sleep(TICK * 2).await;
+            done.load(Ordering::Relaxed)
+        });
+        assert_eq!(counted.await, 3);
     }
 }

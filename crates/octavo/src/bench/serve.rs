@@ -188,6 +188,7 @@ fn extra_body(request: &BodyArgs) -> Map<String, Value> {
 #[cfg(test)]
 mod tests {
     use octavo_bench::load::Metric;
+    use octavo_http_client::Certificates;
 
     use super::*;
     use crate::cli::{self, BenchArgs, BenchCommand, Command};
@@ -204,8 +205,9 @@ mod tests {
     #[test]
     fn defaults_are_vllms() {
         let config = parsed("bench serve").unwrap();
-        let expected = LoadConfig { base_url: "http://x".into(), model: "m".into(), ..LoadConfig::default() };
-        assert_eq!(config, expected);
+        let certificates = Certificates::from_environment();
+        let (base_url, model) = ("http://x".into(), "m".into());
+        assert_eq!(config, LoadConfig { base_url, model, certificates, ..LoadConfig::default() });
     }
 
     #[test]

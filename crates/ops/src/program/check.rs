@@ -46,7 +46,7 @@ impl ProgramBuilder {
         self.check_heads(op)
     }
 
-    pub(super) fn of(&self, id: WeightId) -> &Weight {
+    pub(super) fn weight_of(&self, id: WeightId) -> &Weight {
         &self.program.weights[id.0]
     }
 
@@ -54,15 +54,15 @@ impl ProgramBuilder {
     fn column_rules(&self, op: &Op) -> Vec<(&'static str, usize, usize)> {
         match op {
             Op::Embed(e) => {
-                let mut rules = vec![("the output", self.cols(e.out), self.of(e.table).cols)];
+                let mut rules = vec![("the output", self.cols(e.out), self.weight_of(e.table).cols)];
                 if e.ids == EmbedIds::Tokens {
-                    rules.push(("the table's rows", self.of(e.table).rows, self.program.vocab_size));
+                    rules.push(("the table's rows", self.weight_of(e.table).rows, self.program.vocab_size));
                 }
                 rules
             }
             Op::Norm(n) => {
                 let cols = self.cols(n.input);
-                let elements = |id| self.of(id).elements();
+                let elements = |id| self.weight_of(id).elements();
                 let mut rules = vec![("the weight", elements(n.weight), cols), ("the output", self.cols(n.out), cols)];
                 rules.extend(n.add.map(|r| ("the residual", self.cols(r.buffer()), cols)));
                 rules.extend(n.bias.map(|b| ("the bias", elements(b), cols)));
@@ -70,7 +70,7 @@ impl ProgramBuilder {
             }
             Op::Patches { .. } | Op::StoreRows { .. } | Op::InjectRows(_) | Op::HeadLinear(_) => vec![],
             Op::LatentPost(p) => self.latent_post_rules(p),
-            Op::EmbedTaps(e) => vec![("the output", self.cols(e.out), self.of(e.table).cols)],
+            Op::EmbedTaps(e) => vec![("the output", self.cols(e.out), self.weight_of(e.table).cols)],
             Op::Linear(l) => self.linear_rules(l),
             Op::QkvPost(q) => vec![
                 ("the input", self.cols(q.input), q.heads.qkv_cols()),
@@ -79,7 +79,7 @@ impl ProgramBuilder {
             Op::PagedAttention(a) => {
                 let mut rules =
                     vec![("q", self.cols(a.q), a.heads.q_cols()), ("the output", self.cols(a.out), a.heads.out_cols())];
-                rules.extend(a.sinks.map(|id| ("the sinks", self.of(id).elements(), a.heads.q)));
+                rules.extend(a.sinks.map(|id| ("the sinks", self.weight_of(id).elements(), a.heads.q)));
                 rules
             }
             Op::SegmentAttention(a) => {
@@ -102,8 +102,8 @@ impl ProgramBuilder {
             Op::GatherRows { input, out } => vec![("the output", self.cols(*out), self.cols(*input))],
             Op::PoolRows(p) => vec![("the output", self.cols(p.out), self.cols(p.input))],
             Op::Logits(l) => vec![
-                ("the input", self.cols(l.input), self.of(l.weight).cols),
-                ("the weight's rows", self.of(l.weight).rows, self.program.vocab_size),
+                ("the input", self.cols(l.input), self.weight_of(l.weight).cols),
+                ("the weight's rows", self.weight_of(l.weight).rows, self.program.vocab_size),
                 ("the output", self.cols(l.out), self.program.vocab_size),
             ],
             Op::Sample { logits } => vec![("the logits", self.cols(*logits), self.program.vocab_size)],
@@ -111,10 +111,10 @@ impl ProgramBuilder {
     }
 
     fn linear_rules(&self, l: &Linear) -> Vec<(&'static str, usize, usize)> {
-        let weight = self.of(l.weight);
+        let weight = self.weight_of(l.weight);
         let mut rules =
             vec![("the input", self.cols(l.input), weight.cols), ("the output", self.cols(l.out), weight.rows)];
-        rules.extend(l.bias.map(|b| ("the bias", self.of(b).elements(), weight.rows)));
+        rules.extend(l.bias.map(|b| ("the bias", self.weight_of(b).elements(), weight.rows)));
         rules.extend(l.add.map(|b| ("the epilogue's addend", self.cols(b), weight.rows)));
         rules
     }
@@ -292,7 +292,7 @@ impl ProgramBuilder {
     fn check_qkv_post(&self, op: &QkvPost) -> Result<(), String> {
         let HeadShape { dim, .. } = op.heads;
         if let Some(norm) = &op.norm {
-            let widths = [norm.q, norm.k].map(|id| self.of(id).elements());
+            let widths = [norm.q, norm.k].map(|id| self.weight_of(id).elements());
             let whole = [op.heads.q_cols(), op.heads.kv_cols()];
             if widths != [dim, dim] && widths != whole {
                 return Err(format!("norms of {widths:?} elements, expected {dim} each or {whole:?}"));

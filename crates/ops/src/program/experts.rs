@@ -5,20 +5,20 @@ use crate::{ExpertLinear, ExpertSum, Op, ProgramError, Route};
 
 impl ProgramBuilder {
     pub(super) fn route_rules(&self, r: &Route) -> Vec<(&'static str, usize, usize)> {
-        let weight = self.of(r.weight);
+        let weight = self.weight_of(r.weight);
         let mut rules = vec![("the weight's columns", weight.cols, self.cols(r.input))];
-        rules.extend(r.bias.map(|b| ("the bias", self.of(b).elements(), weight.rows)));
-        rules.extend(r.correction.map(|b| ("the correction", self.of(b).elements(), weight.rows)));
+        rules.extend(r.bias.map(|b| ("the bias", self.weight_of(b).elements(), weight.rows)));
+        rules.extend(r.correction.map(|b| ("the correction", self.weight_of(b).elements(), weight.rows)));
         rules
     }
 
     pub(super) fn expert_linear_rules(&self, l: &ExpertLinear) -> Vec<(&'static str, usize, usize)> {
-        let weight = self.of(l.weight);
+        let weight = self.weight_of(l.weight);
         let mut rules = vec![
             ("the input", self.cols(l.input), weight.cols),
             ("the weight's rows", weight.rows, self.cols(l.out).saturating_mul(l.experts)),
         ];
-        rules.extend(l.bias.map(|b| ("the bias", self.of(b).elements(), weight.rows)));
+        rules.extend(l.bias.map(|b| ("the bias", self.weight_of(b).elements(), weight.rows)));
         rules
     }
 
@@ -57,7 +57,7 @@ impl ProgramBuilder {
                     return Err(self.invalid(op, format!("the input has {} rows", rows.symbol())));
                 }
                 let experts = self.program.ops.iter().rev().find_map(|known| match known {
-                    Op::Route(r) if r.out == l.routing => Some(self.of(r.weight).rows),
+                    Op::Route(r) if r.out == l.routing => Some(self.weight_of(r.weight).rows),
                     _ => None,
                 });
                 if experts != Some(l.experts) {
@@ -73,7 +73,7 @@ impl ProgramBuilder {
     }
 
     fn check_route(&self, op: &Op, r: &Route) -> Result<(), ProgramError> {
-        let (experts, chosen) = (self.of(r.weight).rows, self.cols(r.out));
+        let (experts, chosen) = (self.weight_of(r.weight).rows, self.cols(r.out));
         if chosen == 0 || chosen > experts {
             return Err(self.invalid(op, format!("{chosen} of {experts} experts are chosen")));
         }
@@ -88,7 +88,7 @@ impl ProgramBuilder {
 
     /// Checks that the weights of the experts or heads have parts of the same sizes.
     pub(super) fn check_slabs(&self, op: &Op, id: WeightId, experts: usize) -> Result<(), ProgramError> {
-        let weight = self.of(id);
+        let weight = self.weight_of(id);
         let each = weight.parts.len() / experts.max(1);
         let alike = each > 0 && weight.parts.len() == each * experts && {
             let rows = |parts: &[super::WeightPart]| parts.iter().map(|part| part.rows).collect::<Vec<_>>();

@@ -8,7 +8,7 @@ impl ProgramBuilder {
         vec![
             ("the latent", self.cols(p.kv), p.heads.kv_cols()),
             ("the output", self.cols(p.out), p.heads.q_cols()),
-            ("the norm's weight", self.of(p.norm).elements(), p.heads.value_dim()),
+            ("the norm's weight", self.weight_of(p.norm).elements(), p.heads.value_dim()),
         ]
     }
 
@@ -25,7 +25,7 @@ impl ProgramBuilder {
         if l.input == l.out {
             return Err(self.invalid(op, "the output is the input".into()));
         }
-        let weight = self.of(l.weight);
+        let weight = self.weight_of(l.weight);
         for (what, cols, least) in
             [("input", self.cols(l.input), weight.cols), ("output", self.cols(l.out), weight.rows / l.heads.max(1))]
         {

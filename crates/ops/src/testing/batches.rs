@@ -74,7 +74,7 @@ impl PagedBatches {
     }
 
     /// Creates the same for a program, with its KV groups and its number of positions per token.
-    pub fn of(program: &Program, block_size: usize, blocks: usize, rng: &mut TestRng) -> Self {
+    pub fn for_program(program: &Program, block_size: usize, blocks: usize, rng: &mut TestRng) -> Self {
         let streams = program.position_streams();
         let has_spans = program.has_spans();
         Self { streams, has_spans, ..Self::new(block_size, program.kv_groups.len(), blocks, rng) }

@@ -124,7 +124,7 @@ impl Suite<'_> {
         let media = media.chunks(columns).map(|row| row.iter().map(|&x| f64::from(x)).collect()).collect();
         const TOKENS: usize = 30;
         let reference = Reference::with_media(&model.decoder, TOKENS, rounding, media, injected(TOKENS));
-        let mut batches = PagedBatches::of(&reference.program, BLOCK, BLOCKS, &mut TestRng(1));
+        let mut batches = PagedBatches::for_program(&reference.program, BLOCK, BLOCKS, &mut TestRng(1));
         let sequence = batches.add(reference.tokens.clone());
         let mut batch = batches.step(&[(sequence, TOKENS)]);
         batch.injected = injected(TOKENS);
@@ -156,7 +156,7 @@ impl Suite<'_> {
         let (program, _) = model.decoder.build().expect("the decoder is well formed");
         let tokens = TestRng(7).tokens(TOKENS, program.vocab_size);
         let found = [1, 7, TOKENS].map(|chunk| {
-            let mut batches = PagedBatches::of(&program, BLOCK, BLOCKS, &mut TestRng(1));
+            let mut batches = PagedBatches::for_program(&program, BLOCK, BLOCKS, &mut TestRng(1));
             let sequence = batches.add(tokens.clone());
             let mut rows = Vec::new();
             for start in (0..TOKENS).step_by(chunk) {

@@ -33,7 +33,7 @@ struct Errors {
 }
 
 impl Errors {
-    fn of(found: impl Iterator<Item = f64>, expected: &[Vec<f64>]) -> Self {
+    fn between(found: impl Iterator<Item = f64>, expected: &[Vec<f64>]) -> Self {
         let expected = expected.iter().flatten();
         let largest = expected.clone().fold(1.0f64, |m, x| m.max(x.abs()));
         let differences: Vec<f64> = found.zip(expected).map(|(x, expected)| (x - expected).abs() / largest).collect();
@@ -74,7 +74,7 @@ impl Suite<'_> {
 
     /// Returns the logits and hidden states of every token of a sequence that runs alone and is prefilled in one step.
     fn alone(&self, program: &Program, weights: &MemoryWeights, tokens: &[u32]) -> Vec<Vec<u32>> {
-        let mut batches = PagedBatches::of(program, BLOCK, BLOCKS, &mut TestRng(1));
+        let mut batches = PagedBatches::for_program(program, BLOCK, BLOCKS, &mut TestRng(1));
         let sequence = batches.add(tokens.to_vec());
         let batch = batches.step(&[(sequence, tokens.len())]);
         run(&mut *self.loaded(program, weights), program, &batch)
@@ -109,10 +109,10 @@ impl Suite<'_> {
         margin: f64,
     ) -> Result<(), TestCaseError> {
         let Errors { worst, mean } =
-            Errors::of(found.iter().copied().flatten().map(|&bits| f64::from(f32::from_bits(bits))), expected);
+            Errors::between(found.iter().copied().flatten().map(|&bits| f64::from(f32::from_bits(bits))), expected);
         let (mut allowed_worst, mut allowed_mean) = (self.worst, self.mean);
         for rows in disturbed {
-            let explained = Errors::of(rows.iter().flatten().copied(), expected);
+            let explained = Errors::between(rows.iter().flatten().copied(), expected);
             allowed_worst = allowed_worst.max(self.worst + margin * explained.worst);
             allowed_mean = allowed_mean.max(self.mean + margin * explained.mean);
         }
@@ -127,7 +127,7 @@ impl Suite<'_> {
     pub fn same_bits(&self, model: &TinyModel, seed: u64) -> Result<(), TestCaseError> {
         let (program, weights) = &model.build().expect("the model is well formed");
         let mut rng = TestRng(seed);
-        let mut batches = PagedBatches::of(program, BLOCK, BLOCKS, &mut rng);
+        let mut batches = PagedBatches::for_program(program, BLOCK, BLOCKS, &mut rng);
         let mut backend = self.loaded(program, weights);
         let mut expected = Vec::new();
         for _ in 0..3 {

@@ -4,7 +4,12 @@
 //! never delays a request. Spans that find the queue full are dropped and counted.
 
 mod config;
+#[cfg(feature = "otlp")]
 mod export;
+#[cfg(not(feature = "otlp"))]
+#[path = "no_export.rs"]
+mod export;
+#[cfg(feature = "otlp")]
 mod http_client;
 mod request;
 

@@ -3,15 +3,11 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use super::gemma::Gemma;
-use super::json::Envelope;
-use super::marked::{DeepSeek, Kimi, LongCat, Mistral};
 use super::markers::{Expect, Markers};
-use super::python::PythonCalls;
 use super::sink::Sink;
-use super::syntax::ToolSyntax;
+use super::tool_syntax::{Row, ToolSyntax};
 use super::tools::Tools;
-use super::xml::{self, Dialect, Xml};
+use super::xml::{Dialect, Xml};
 
 /// Parses the text of a call or a list of calls after its opening marker.
 pub(super) trait Body: Debug + Send {
@@ -65,78 +61,6 @@ impl<B: Body> Body for Inner<B> {
     }
 }
 
-/// Delimiters of the calls in a syntax.
-#[derive(Debug)]
-struct Frame {
-    /// Markers: the first `opening` begin a call, the others may follow a call and are ignored.
-    markers: &'static [&'static str],
-    opening: usize,
-    /// Character that begins a call if no content came before. No marker starts with it.
-    bare: Option<char>,
-    /// Characters that, with whitespace, are ignored between calls and after the last.
-    separators: &'static str,
-}
-
-impl Frame {
-    fn from_syntax(syntax: ToolSyntax) -> Self {
-        let (markers, opening, bare, separators): (&[_], _, _, _) = match syntax {
-            // Small models write one closing brace too many.
-            ToolSyntax::Hermes => (&["<tool_call>", "</tool_call>"], 1, None, "}"),
-            ToolSyntax::Llama3Json => (&["<|python_tag|>"], 1, Some('{'), ";,}"),
-            ToolSyntax::Mistral => (&["[TOOL_CALLS]"], 1, None, ""),
-            ToolSyntax::Pythonic => (&["<|python_start|>", "<|python_end|>"], 1, Some('['), ""),
-            // Models omit the outer tag.
-            ToolSyntax::Qwen3Coder => (&["<tool_call>", "<function=", "</tool_call>", "</function>"], 2, None, ""),
-            ToolSyntax::DeepSeekV3 => (
-                &["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"],
-                2,
-                None,
-                "`",
-            ),
-            ToolSyntax::DeepSeekV32 => (
-                &[
-                    "<｜DSML｜function_calls>",
-                    "<｜DSML｜invoke name=",
-                    "</｜DSML｜invoke>",
-                    "</｜DSML｜function_calls>",
-                ],
-                2,
-                None,
-                "",
-            ),
-            ToolSyntax::Glm => (&["<tool_call>", "</tool_call>"], 1, None, ""),
-            ToolSyntax::Granite => (&["<|tool_call|>", "<tool_call>", "</tool_call>"], 2, None, ""),
-            ToolSyntax::Jamba => (&["<tool_calls>", "</tool_calls>"], 1, None, ""),
-            ToolSyntax::KimiK2 => (
-                &[
-                    "<|tool_calls_section_begin|>",
-                    "<|tool_call_begin|>",
-                    "<|tool_call_end|>",
-                    "<|tool_calls_section_end|>",
-                ],
-                2,
-                None,
-                "",
-            ),
-            ToolSyntax::MinimaxM2 => {
-                (&["<minimax:tool_call>", "<invoke name=", "</minimax:tool_call>", "</invoke>"], 2, None, "")
-            }
-            ToolSyntax::Phi4Mini => (&["functools"], 1, None, ""),
-            ToolSyntax::SeedOss => {
-                (&["<seed:tool_call>", "<function=", "</seed:tool_call>", "</function>"], 2, None, "")
-            }
-            ToolSyntax::Gemma4 => (&["<|tool_call>", "<tool_call|>"], 1, None, ""),
-            ToolSyntax::Granite20bFc => (&["<function_call>", "</function_call>"], 1, None, "}"),
-            ToolSyntax::LongCat => (&["<longcat_tool_call>", "</longcat_tool_call>"], 1, None, "}"),
-            ToolSyntax::Olmo3 => (&["<function_calls>", "</function_calls>"], 1, None, ""),
-            ToolSyntax::JsonArray => (&[], 0, Some('['), ""),
-            // The messages are separated before.
-            ToolSyntax::OpenAi => (&[], 0, None, ""),
-        };
-        Self { markers, opening, bare, separators }
-    }
-}
-
 /// Separates content from calls.
 ///
 /// Text that proves not to be a call before its name is known becomes content again, including the marker. A call that
@@ -147,7 +71,7 @@ impl Frame {
 #[derive(Debug)]
 pub(super) struct ToolParser {
     syntax: ToolSyntax,
-    frame: Frame,
+    row: &'static Row,
     tools: Arc<Tools>,
     markers: Markers,
     /// Call that is being parsed.
@@ -163,12 +87,12 @@ pub(super) struct ToolParser {
 
 impl ToolParser {
     pub(super) fn new(syntax: ToolSyntax, tools: &[serde_json::Value]) -> Self {
-        let frame = Frame::from_syntax(syntax);
+        let row = syntax.row();
         Self {
             syntax,
             tools: Arc::new(Tools::new(tools)),
-            markers: Markers::new(frame.markers),
-            frame,
+            markers: Markers::new(row.markers),
+            row,
             body: None,
             raw: String::new(),
             quiet: true,
@@ -197,7 +121,7 @@ impl ToolParser {
         let held = self.markers.take();
         let after_call = self.quiet && sink.calls() > 0;
         // The text may end within the marker that ends a call.
-        if !(after_call && self.frame.markers[self.frame.opening..].iter().any(|marker| marker.starts_with(&held))) {
+        if !(after_call && self.row.markers[self.row.opening..].iter().any(|marker| marker.starts_with(&held))) {
             held.chars().for_each(|character| self.content(character, sink));
         }
         if sink.calls() == 0 {
@@ -210,8 +134,12 @@ impl ToolParser {
         let mut text = std::mem::take(&mut self.scratch);
         let marker = self.markers.step(character, &mut text);
         for character in text.drain(..) {
-            if self.quiet && self.frame.bare == Some(character) && self.body.is_none() {
-                self.body = Some(self.bare_body());
+            if let Some((first, bare)) = self.row.bare
+                && self.quiet
+                && character == first
+                && self.body.is_none()
+            {
+                self.body = Some(bare(self));
             }
             // No marker starts with the character that began this call, so no text is held back.
             match self.body {
@@ -221,9 +149,9 @@ impl ToolParser {
         }
         self.scratch = text;
         let Some(index) = marker else { return };
-        let marker = self.frame.markers[index];
-        if index < self.frame.opening {
-            self.body = Some(self.marked_body(index));
+        let marker = self.row.markers[index];
+        if index < self.row.opening {
+            self.body = Some((self.row.body)(self, index));
             self.raw.push_str(marker);
         } else if self.quiet && sink.calls() > 0 {
             // The text before it belongs to the markup too.
@@ -264,7 +192,7 @@ impl ToolParser {
 
     /// Passes on content, except a gap that may be the end of it.
     fn content(&mut self, character: char, sink: &mut Sink) {
-        let separator = character.is_whitespace() || (sink.calls() > 0 && self.frame.separators.contains(character));
+        let separator = character.is_whitespace() || (sink.calls() > 0 && self.row.separators.contains(character));
         if self.quiet && separator {
             self.gap.push(character);
             return;
@@ -274,44 +202,22 @@ impl ToolParser {
         sink.content(character);
     }
 
-    /// Returns the parser of a call after the opening marker with this index.
-    fn marked_body(&self, marker: usize) -> Box<dyn Body> {
-        match (self.syntax, marker) {
-            (ToolSyntax::Hermes | ToolSyntax::Llama3Json | ToolSyntax::Granite20bFc, _) => Box::new(Envelope::marked()),
-            (ToolSyntax::Mistral | ToolSyntax::JsonArray | ToolSyntax::OpenAi, _) => Box::new(Mistral::Start),
-            (ToolSyntax::Pythonic, _) => Box::new(PythonCalls::list()),
-            (ToolSyntax::Olmo3, _) => Box::new(PythonCalls::lines()),
-            (ToolSyntax::Gemma4, _) => Box::new(Gemma::new()),
-            (ToolSyntax::LongCat, _) => Box::new(LongCat::new(Xml::new(&xml::LONGCAT, Arc::clone(&self.tools)))),
-            (ToolSyntax::Granite | ToolSyntax::Jamba | ToolSyntax::Phi4Mini, _) => Box::new(Mistral::List),
-            (ToolSyntax::Qwen3Coder | ToolSyntax::SeedOss, at) => self.xml(&xml::QWEN, at),
-            (ToolSyntax::MinimaxM2, at) => self.xml(&xml::MINIMAX, at),
-            (ToolSyntax::DeepSeekV32, at) => self.xml(&xml::DSML, at),
-            (ToolSyntax::Glm, at) => self.xml(&xml::GLM, at),
-            (ToolSyntax::DeepSeekV3, at) => self.inner(DeepSeek::new(), at),
-            (ToolSyntax::KimiK2, at) => self.inner(Kimi::new(), at),
-        }
+    /// The tools of the request.
+    pub(super) fn tools(&self) -> Arc<Tools> {
+        Arc::clone(&self.tools)
     }
 
-    fn xml(&self, dialect: &'static Dialect, marker: usize) -> Box<dyn Body> {
-        self.inner(Xml::new(dialect, Arc::clone(&self.tools)), marker)
+    /// Returns the parser of a call in this dialect.
+    pub(super) fn xml(&self, dialect: &'static Dialect, marker: usize) -> Box<dyn Body> {
+        self.inner(Xml::new(dialect, self.tools()), marker)
     }
 
     /// Returns the parser of a call after the last opening marker. The markers before it only announce it.
-    fn inner(&self, body: impl Body + 'static, marker: usize) -> Box<dyn Body> {
-        let last = self.frame.opening - 1;
+    pub(super) fn inner(&self, body: impl Body + 'static, marker: usize) -> Box<dyn Body> {
+        let last = self.row.opening - 1;
         if marker == last {
             return Box::new(body);
         }
-        Box::new(Inner { marker: Expect::new(self.frame.markers[last]), begun: false, body })
-    }
-
-    /// Returns the parser of a call without a marker.
-    fn bare_body(&self) -> Box<dyn Body> {
-        match self.syntax {
-            ToolSyntax::Pythonic => Box::new(PythonCalls::list()),
-            ToolSyntax::JsonArray => Box::new(Mistral::Start),
-            _ => Box::new(Envelope::bare(Arc::clone(&self.tools))),
-        }
+        Box::new(Inner { marker: Expect::new(self.row.markers[last]), begun: false, body })
     }
 }

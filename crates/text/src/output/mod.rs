@@ -2,8 +2,8 @@
 //!
 //! Text passes through two filters, one character at a time: [`reasoning`] removes the reasoning and [`calls`] the tool
 //! calls from the rest. Each is a state machine over single characters, so the result does not depend on the pieces in
-//! which text arrives, and a complete message is a stream that was pushed at once. A syntax of calls is a row in the
-//! table of frames in [`calls`] and a [`calls::Body`] that parses one call. Families of models share them:
+//! which text arrives, and a complete message is a stream that was pushed at once. A syntax of calls is a row in
+//! [`tool_syntax`], which names the [`calls::Body`] that parses one call. Families of models share them:
 //!
 //! | file | calls |
 //! |---|---|
@@ -31,10 +31,12 @@ mod strings;
 mod syntax;
 #[cfg(test)]
 mod tests;
+mod tool_syntax;
 mod tools;
 mod xml;
 
-pub use self::syntax::{ReasoningSyntax, ToolSyntax, UnknownParser, without_written_turns};
+pub use self::syntax::{ReasoningSyntax, UnknownParser, without_written_turns};
+pub use self::tool_syntax::ToolSyntax;
 
 use self::calls::ToolParser;
 use self::harmony::Harmony;

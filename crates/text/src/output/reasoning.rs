@@ -2,7 +2,8 @@
 
 use super::markers::Markers;
 use super::sink::Sink;
-use super::syntax::{EndMarkers, ReasoningSyntax, ToolSyntax};
+use super::syntax::{EndMarkers, ReasoningSyntax};
+use super::tool_syntax::ToolSyntax;
 
 /// Separates reasoning from the text that follows it.
 ///

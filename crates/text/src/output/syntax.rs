@@ -3,61 +3,7 @@
 use std::str::FromStr;
 
 use super::harmony;
-
-/// Syntax of a model's tool calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ToolSyntax {
-    /// `<tool_call>{"name": "f", "arguments": {…}}</tool_call>`: Hermes, Qwen2.5, Qwen3, Qwen3-VL.
-    Hermes,
-    /// `{"name": "f", "parameters": {…}}`, with or without a leading `<|python_tag|>`, several separated by `; `: Llama
-    /// 3 and 4. Without the tag only if no other content came before.
-    Llama3Json,
-    /// `[TOOL_CALLS][{"name": "f", "arguments": {…}}]`, `[TOOL_CALLS]f{…}` or `[TOOL_CALLS]f[ARGS]{…}`: Mistral.
-    Mistral,
-    /// `[f(a=1, b='x'), g()]`, alone or within `<|python_start|>` and `<|python_end|>`: Llama 3.2 and 4, ToolACE.
-    Pythonic,
-    /// `<tool_call><function=f><parameter=a>\n1\n</parameter></function></tool_call>`, values typed by the tool's
-    /// schema: Qwen3-Coder, Qwen3.5.
-    Qwen3Coder,
-    /// ``<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{…}\n```<｜tool▁call▁end｜>`` of
-    /// DeepSeek-V3 and R1, and `f<｜tool▁sep｜>{…}` between the same markers of V3.1.
-    DeepSeekV3,
-    /// `<｜DSML｜function_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="true">x</｜DSML｜parameter>
-    /// </｜DSML｜invoke></｜DSML｜function_calls>`, values marked as text or JSON: DeepSeek-V3.2.
-    DeepSeekV32,
-    /// `<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>`, values typed by the tool's schema:
-    /// GLM-4.5 to 4.7.
-    Glm,
-    /// `<|tool_call|>[{"name": "f", "arguments": {…}}]`: Granite 3.
-    Granite,
-    /// `<tool_calls>[{"name": "f", "arguments": {…}}]</tool_calls>`: Jamba.
-    Jamba,
-    /// `<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{…}<|tool_call_end|>
-    /// <|tool_calls_section_end|>`: Kimi-K2.
-    KimiK2,
-    /// `<minimax:tool_call><invoke name="f"><parameter name="a">1</parameter></invoke></minimax:tool_call>`, values typed
-    /// by the tool's schema: MiniMax-M2.
-    MinimaxM2,
-    /// `functools[{"name": "f", "arguments": {…}}]`: Phi-4-mini.
-    Phi4Mini,
-    /// The calls of [`Qwen3Coder`](Self::Qwen3Coder) within `<seed:tool_call>`: Seed-OSS.
-    SeedOss,
-    /// `<|tool_call>call:f{a:<|"|>x<|"|>,b:1}<tool_call|>`: Gemma 4.
-    Gemma4,
-    /// `<function_call> {"name": "f", "arguments": {…}}`: Granite 20B function calling.
-    Granite20bFc,
-    /// `<longcat_tool_call>{"name": "f", "arguments": {…}}</longcat_tool_call>`, and GLM's tags with the prefix `longcat_`
-    /// of later models: LongCat-Flash.
-    LongCat,
-    /// `<function_calls>\nf(a=1)\ng(b='x')\n</function_calls>`: Olmo 3.
-    Olmo3,
-    /// `<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>`: gpt-oss. The messages are separated
-    /// by channel even without a parser of reasoning; the analysis is content then.
-    OpenAi,
-    /// `[{"name": "f", "parameters": {…}}, …]` and nothing else. No model writes this by itself; a grammar enforces it
-    /// if a call is required.
-    JsonArray,
-}
+use super::tool_syntax::ToolSyntax;
 
 /// Markup of a model's reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -118,34 +64,6 @@ pub struct UnknownParser {
     known: String,
 }
 
-const TOOL_NAMES: [(&str, ToolSyntax); 25] = [
-    ("deepseek_v3", ToolSyntax::DeepSeekV3),
-    ("deepseek_v31", ToolSyntax::DeepSeekV3),
-    ("deepseek_v32", ToolSyntax::DeepSeekV32),
-    ("gemma4", ToolSyntax::Gemma4),
-    ("glm45", ToolSyntax::Glm),
-    ("glm47", ToolSyntax::Glm),
-    ("granite", ToolSyntax::Granite),
-    ("granite-20b-fc", ToolSyntax::Granite20bFc),
-    ("granite4", ToolSyntax::Hermes),
-    ("hermes", ToolSyntax::Hermes),
-    ("jamba", ToolSyntax::Jamba),
-    ("kimi_k2", ToolSyntax::KimiK2),
-    ("llama3_json", ToolSyntax::Llama3Json),
-    ("llama4_json", ToolSyntax::Llama3Json),
-    ("llama4_pythonic", ToolSyntax::Pythonic),
-    ("longcat", ToolSyntax::LongCat),
-    ("minimax_m2", ToolSyntax::MinimaxM2),
-    ("mistral", ToolSyntax::Mistral),
-    ("olmo3", ToolSyntax::Olmo3),
-    ("openai", ToolSyntax::OpenAi),
-    ("phi4_mini_json", ToolSyntax::Phi4Mini),
-    ("pythonic", ToolSyntax::Pythonic),
-    ("qwen3_coder", ToolSyntax::Qwen3Coder),
-    ("qwen3_xml", ToolSyntax::Qwen3Coder),
-    ("seed_oss", ToolSyntax::SeedOss),
-];
-
 // The prompts of these families open or close the reasoning, or the model opens it with its marker.
 const REASONING_NAMES: [(&str, ReasoningSyntax); 12] = [
     ("deepseek_r1", ReasoningSyntax::DeepSeekR1),
@@ -185,70 +103,23 @@ fn find<S: Copy, const N: usize>(
 }
 
 impl ToolSyntax {
-    /// Values of `--tool-call-parser`, which are vLLM's.
-    pub const NAMES: &'static [&'static str] = &names(&TOOL_NAMES);
+    /// Values of `--tool-call-parser`, which are vLLM's, in alphabetical order.
+    pub fn names() -> Vec<&'static str> {
+        let mut names: Vec<_> = Self::ALL.iter().flat_map(|syntax| syntax.row().names).copied().collect();
+        names.sort_unstable();
+        names
+    }
 
-    /// Returns the name of the parser.
+    /// Returns the name of the parser; empty for [`JsonArray`](Self::JsonArray), which has none.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Hermes => "hermes",
-            Self::Llama3Json => "llama3_json",
-            Self::Mistral => "mistral",
-            Self::Pythonic => "pythonic",
-            Self::Qwen3Coder => "qwen3_coder",
-            Self::DeepSeekV3 => "deepseek_v3",
-            Self::DeepSeekV32 => "deepseek_v32",
-            Self::Glm => "glm45",
-            Self::Granite => "granite",
-            Self::Jamba => "jamba",
-            Self::KimiK2 => "kimi_k2",
-            Self::MinimaxM2 => "minimax_m2",
-            Self::Phi4Mini => "phi4_mini_json",
-            Self::SeedOss => "seed_oss",
-            Self::Gemma4 => "gemma4",
-            Self::Granite20bFc => "granite-20b-fc",
-            Self::LongCat => "longcat",
-            Self::Olmo3 => "olmo3",
-            Self::OpenAi => "openai",
-            Self::JsonArray => "json_array",
-        }
+        self.row().names.first().copied().unwrap_or_default()
     }
 
     /// Detects the syntax that a chat template shows the model: in the calls of earlier turns, or in the instructions
     /// to the model. Returns `None` if it shows none or an unknown one.
     pub fn detect(chat_template_source: &str) -> Option<Self> {
-        /// Markers that only one syntax has.
-        const OWN: [(&str, ToolSyntax); 15] = [
-            ("<｜DSML｜function_calls>", ToolSyntax::DeepSeekV32),
-            ("<｜tool▁calls▁begin｜>", ToolSyntax::DeepSeekV3),
-            ("[TOOL_CALLS]", ToolSyntax::Mistral),
-            ("<|tool_calls_section_begin|>", ToolSyntax::KimiK2),
-            ("<minimax:tool_call>", ToolSyntax::MinimaxM2),
-            ("<seed:tool_call>", ToolSyntax::SeedOss),
-            ("<arg_key>", ToolSyntax::Glm),
-            ("<|tool_call|>", ToolSyntax::Granite),
-            ("<tool_calls>", ToolSyntax::Jamba),
-            ("functools[", ToolSyntax::Phi4Mini),
-            ("<|tool_call>", ToolSyntax::Gemma4),
-            ("<function_call>", ToolSyntax::Granite20bFc),
-            ("<longcat_tool_call>", ToolSyntax::LongCat),
-            ("<function_calls>", ToolSyntax::Olmo3),
-            ("<|channel|>commentary", ToolSyntax::OpenAi),
-        ];
-        let has = |marker: &str| chat_template_source.contains(marker);
-        if let Some((_, syntax)) = OWN.into_iter().find(|(marker, _)| has(marker)) {
-            Some(syntax)
-        } else if has("<function=") && has("<parameter=") {
-            Some(Self::Qwen3Coder)
-        } else if has("<tool_call>") && has("\"arguments\"") {
-            Some(Self::Hermes)
-        } else if has("[func_name1(") {
-            Some(Self::Pythonic)
-        } else if has("\"parameters\": ") && (has("<|start_header_id|>") || has("<|header_start|>")) {
-            Some(Self::Llama3Json)
-        } else {
-            None
-        }
+        let has_all = |group: &&[&str]| group.iter().all(|text| chat_template_source.contains(text));
+        Self::ALL.iter().copied().find(|syntax| syntax.row().shown.iter().any(has_all))
     }
 
     /// Returns whether its markers are special tokens in some models' vocabularies and must therefore be kept in the
@@ -262,7 +133,8 @@ impl FromStr for ToolSyntax {
     type Err = UnknownParser;
 
     fn from_str(name: &str) -> Result<Self, UnknownParser> {
-        find(&TOOL_NAMES, name, "tool call")
+        let found = Self::ALL.iter().copied().find(|syntax| syntax.row().names.contains(&name));
+        found.ok_or_else(|| UnknownParser { kind: "tool call", name: name.to_owned(), known: Self::names().join(", ") })
     }
 }
 

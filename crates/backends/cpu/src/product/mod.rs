@@ -35,7 +35,7 @@ use crate::rows::GROUP;
 use crate::tiles::{self, Strided, Tiles};
 #[cfg(target_arch = "x86_64")]
 use crate::weights::Numbers;
-use crate::weights::{Codes, Kind, Layout, Matrix, PANEL, Panels, Part};
+use crate::weights::{Codes, Layout, Matrix, PANEL, PanelKind, Panels, Part};
 
 /// Number of panels in a piece of work: large enough that taking pieces costs nothing, small enough that threads finish
 /// together.
@@ -224,7 +224,7 @@ impl<'a> Product<'a> {
             unsafe { self.store(isa, part, panel, first, tile) }
         };
         match part.layout.kind {
-            Kind::Quant(..) => {
+            PanelKind::Quant(..) => {
                 // SAFETY: the caller guarantees this.
                 let input = unsafe { self.input.quant() };
                 #[cfg(target_arch = "x86_64")]
@@ -249,16 +249,16 @@ impl<'a> Product<'a> {
                 quant(isa, part, panels, &input, rows, &mut store);
             }
             #[cfg(target_arch = "x86_64")]
-            Kind::Packed(_) if isa == Isa::Avx512Bf16 && rows.len() <= bf16::BLOCK_ROWS => {
+            PanelKind::Packed(_) if isa == Isa::Avx512Bf16 && rows.len() <= bf16::BLOCK_ROWS => {
                 // SAFETY: the caller guarantees this; the instruction set is available.
                 unsafe { packed_blocks(part, panels, self.input.bf16(), rows, &mut store) };
             }
             // SAFETY: the caller guarantees this.
-            Kind::Packed(_) => with_numbers(isa, part, panels.clone(), |weights| unsafe {
+            PanelKind::Packed(_) => with_numbers(isa, part, panels.clone(), |weights| unsafe {
                 self.run_numbers(isa, weights, panels, rows, &mut store);
             }),
             // SAFETY: the caller guarantees this.
-            Kind::Bf16 | Kind::F16 | Kind::F32 => unsafe {
+            PanelKind::Bf16 | PanelKind::F16 | PanelKind::F32 => unsafe {
                 self.run_numbers(isa, part.stored(), panels, rows, &mut store);
             },
         }
@@ -270,13 +270,13 @@ impl<'a> Product<'a> {
     /// The conditions of `run` apply.
     unsafe fn run_numbers(&self, isa: Isa, weights: Panels<'_>, panels: Range, rows: Range, store: Store<'_>) {
         match weights.layout.kind {
-            Kind::Bf16 if isa == Isa::Amx => {
+            PanelKind::Bf16 if isa == Isa::Amx => {
                 // SAFETY: the caller guarantees this.
                 let (input, stride) = unsafe { self.input.bf16() };
                 bf16_tiles(weights, panels, (input, stride), rows, store);
             }
             #[cfg(target_arch = "x86_64")]
-            Kind::Bf16 if isa == Isa::Avx512Bf16 => {
+            PanelKind::Bf16 if isa == Isa::Avx512Bf16 => {
                 // SAFETY: the caller guarantees this; the instruction set is available.
                 unsafe {
                     let cols = weights.layout.cols;
@@ -285,7 +285,7 @@ impl<'a> Product<'a> {
                 }
             }
             #[cfg(target_arch = "aarch64")]
-            Kind::Bf16 if isa == Isa::I8mmBf16 => {
+            PanelKind::Bf16 if isa == Isa::I8mmBf16 => {
                 // SAFETY: the caller guarantees this; the instruction set is available.
                 unsafe { neon::bf16_rows(weights, panels, self.input.bf16(), rows, store) };
             }
@@ -348,7 +348,7 @@ fn put_lanes(out: &mut [f32], result: &[f32; PANEL]) {
 per_isa! {
     plain;
     /// Multiplies rows with a panel of f32, f16 or bf16.
-    fn multiply_dense(kind: Kind, panel: &[u8], x: &[&[f32]], results: &mut [[f32; PANEL]]);
+    fn multiply_dense(kind: PanelKind, panel: &[u8], x: &[&[f32]], results: &mut [[f32; PANEL]]);
 }
 
 type Store<'s> = &'s mut dyn FnMut(usize, usize, &mut [[f32; PANEL]]);
@@ -386,7 +386,7 @@ unsafe fn blocks(part: &Part, panels: Range, input: &Quant<'_>, rows: Range, sto
                 unsafe {
                     if unpacks {
                         let panels = std::array::from_fn(|slot| unpacked.panel(slot.min(pair.len() - 1)));
-                        let narrow = matches!(layout.kind, Kind::Quant(Codes::Four, _));
+                        let narrow = matches!(layout.kind, PanelKind::Quant(Codes::Four, _));
                         vnni::unpacked(panels, narrow, input, first, &mut results);
                     } else {
                         let panels = std::array::from_fn(panel);
@@ -435,7 +435,7 @@ unsafe fn ymm_tiles(isa: Isa, part: &Part, panels: Range, input: Quant<'_>, rows
 /// Multiplies any number of rows with panels of integers.
 fn quant(isa: Isa, part: &Part, panels: Range, input: &Quant<'_>, rows: Range, store: Store<'_>) {
     UNPACKED.with_borrow_mut(|unpacked| {
-        let doubled = isa == Isa::Amx && matches!(part.layout.kind, Kind::Quant(Codes::Four, _));
+        let doubled = isa == Isa::Amx && matches!(part.layout.kind, PanelKind::Quant(Codes::Four, _));
         unpacked.reserve(part.layout.groups(), if doubled { 2 * GROUP_CODES } else { GROUP_CODES });
         for (slot, panel) in panels.clone().enumerate() {
             let (codes, scales) = unpacked.panel_mut(slot);
@@ -510,7 +510,7 @@ unsafe fn packed_blocks(part: &Part, panels: Range, input: (&[u16], usize), rows
     use numbers::wide;
 
     let Part { layout, .. } = part;
-    let Kind::Packed(kind) = layout.kind else { unreachable!("chosen by the kind") };
+    let PanelKind::Packed(kind) = layout.kind else { unreachable!("chosen by the kind") };
     let cols = layout.cols;
     // SAFETY: the caller guarantees this; the panels have this layout.
     unsafe {
@@ -638,9 +638,9 @@ pub(crate) fn read_row(matrix: &Matrix, row: usize, out: &mut [f32]) {
     let (panel, lane) = ((row - part.first) / PANEL, (row - part.first) % PANEL);
     let panel = part.panel(panel);
     match part.layout.kind {
-        Kind::Quant(..) => plain::read_quant(panel, &part.layout, lane, out),
-        Kind::Packed(_) => numbers::read(panel, &part.layout, lane, out),
-        kind @ (Kind::Bf16 | Kind::F16 | Kind::F32) => plain::read_dense(kind, panel, lane, out),
+        PanelKind::Quant(..) => plain::read_quant(panel, &part.layout, lane, out),
+        PanelKind::Packed(_) => numbers::read(panel, &part.layout, lane, out),
+        kind @ (PanelKind::Bf16 | PanelKind::F16 | PanelKind::F32) => plain::read_dense(kind, panel, lane, out),
     }
 }
 

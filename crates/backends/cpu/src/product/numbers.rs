@@ -9,7 +9,7 @@ use octavo_ops::{FP4_VALUES, NF4_VALUES, e4m3};
 use crate::isa::Isa;
 use crate::memory::LINE;
 use crate::rows::GROUP;
-use crate::weights::{Kind, Layout, Numbers, PANEL};
+use crate::weights::{Layout, Numbers, PANEL, PanelKind};
 
 /// Pairs of inputs in a group.
 const PAIRS: usize = GROUP / 2;
@@ -27,7 +27,7 @@ static E4M3: [f32; 256] = {
 
 /// Unpacks a panel to one of bf16.
 pub(super) fn unpack(isa: Isa, panel: &[u8], layout: &Layout, out: &mut [u8]) {
-    let Kind::Packed(numbers) = layout.kind else { unreachable!("only packed numbers are unpacked") };
+    let PanelKind::Packed(numbers) = layout.kind else { unreachable!("only packed numbers are unpacked") };
     let lines = &mut out.as_chunks_mut::<LINE>().0[..layout.groups() * PAIRS];
     #[cfg(target_arch = "x86_64")]
     if isa >= Isa::Avx512 {
@@ -49,7 +49,7 @@ pub(super) fn unpack(isa: Isa, panel: &[u8], layout: &Layout, out: &mut [u8]) {
 
 /// Reads one row of a panel.
 pub(super) fn read(panel: &[u8], layout: &Layout, lane: usize, out: &mut [f32]) {
-    let Kind::Packed(numbers) = layout.kind else { unreachable!("only packed numbers are read") };
+    let PanelKind::Packed(numbers) = layout.kind else { unreachable!("only packed numbers are read") };
     for (k, out) in out.iter_mut().enumerate() {
         *out = bf16::from_f32(value(numbers, panel, layout, (k, lane))).to_f32();
     }

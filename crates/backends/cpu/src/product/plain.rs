@@ -7,12 +7,12 @@ use super::{GROUP_CODES, GROUP_SCALES, Quant};
 use crate::memory::LINE;
 use crate::rows::{GROUP, LOW_BITS, fma};
 use crate::weights::{
-    Codes, E2M1_CODES, E2M1_OFFSET, HALVES_OFFSET, IQ4_CODES, IQ4_OFFSET, Kind, Layout, PANEL, STEPS, Scales,
+    Codes, E2M1_CODES, E2M1_OFFSET, HALVES_OFFSET, IQ4_CODES, IQ4_OFFSET, Layout, PANEL, PanelKind, STEPS, Scales,
 };
 
 /// Converts codes to bytes and scales to f32.
 pub(super) fn unpack(panel: &[u8], layout: &Layout, codes: &mut [u8], scales: &mut [f32]) {
-    let Kind::Quant(codes_kind, scales_kind) = layout.kind else { unreachable!("only integers are unpacked") };
+    let PanelKind::Quant(codes_kind, scales_kind) = layout.kind else { unreachable!("only integers are unpacked") };
     let groups = codes.as_chunks_mut::<GROUP_CODES>().0.iter_mut().zip(scales.as_chunks_mut::<GROUP_SCALES>().0);
     for (group, (codes, scales)) in groups.enumerate() {
         unpack_codes(panel, layout, codes_kind, group, codes);
@@ -179,7 +179,7 @@ fn halves(panel: &[u8], layout: &Layout, group: usize) -> ([f32; PANEL], [[i32; 
 
 /// Reads one row of a panel of integers.
 pub(super) fn read_quant(panel: &[u8], layout: &Layout, lane: usize, out: &mut [f32]) {
-    let Kind::Quant(codes, scales) = layout.kind else { unreachable!("only integers are in groups") };
+    let PanelKind::Quant(codes, scales) = layout.kind else { unreachable!("only integers are in groups") };
     for (group, out) in out.as_chunks_mut::<GROUP>().0.iter_mut().enumerate() {
         if scales == Scales::Halves {
             let (scales, factors) = halves(panel, layout, group);
@@ -216,24 +216,31 @@ fn code_at(panel: &[u8], layout: &Layout, kind: Codes, group: usize, k: usize, r
 /// Each kind has a loop of its own, whose lengths the compiler knows: it is vectorised, and weights are read once for four
 /// rows.
 #[inline(always)]
-pub(super) fn multiply_dense<const FMA: bool>(kind: Kind, panel: &[u8], x: &[&[f32]], results: &mut [[f32; PANEL]]) {
+pub(super) fn multiply_dense<const FMA: bool>(
+    kind: PanelKind,
+    panel: &[u8],
+    x: &[&[f32]],
+    results: &mut [[f32; PANEL]],
+) {
     for (x, results) in x.chunks(4).zip(results.chunks_mut(4)) {
         match kind {
-            Kind::F32 => dense_rows::<FMA, 1, { 4 * PANEL }>(panel, x, results, |step| {
+            PanelKind::F32 => dense_rows::<FMA, 1, { 4 * PANEL }>(panel, x, results, |step| {
                 let (lanes, _) = step.as_chunks::<4>();
                 [std::array::from_fn(|lane| f32::from_le_bytes(lanes[lane]))]
             }),
-            Kind::F16 => dense_rows::<FMA, 1, { 2 * PANEL }>(panel, x, results, |step| {
+            PanelKind::F16 => dense_rows::<FMA, 1, { 2 * PANEL }>(panel, x, results, |step| {
                 let (lanes, _) = step.as_chunks::<2>();
                 [std::array::from_fn(|lane| f16::from_le_bytes(lanes[lane]).to_f32())]
             }),
             // Two inputs of a row are beside each other: the halves of 32 bits.
-            Kind::Bf16 => dense_rows::<FMA, 2, { 4 * PANEL }>(panel, x, results, |step| {
+            PanelKind::Bf16 => dense_rows::<FMA, 2, { 4 * PANEL }>(panel, x, results, |step| {
                 let (lanes, _) = step.as_chunks::<4>();
                 let pairs: [u32; PANEL] = std::array::from_fn(|lane| u32::from_le_bytes(lanes[lane]));
                 [pairs.map(|pair| f32::from_bits(pair << 16)), pairs.map(|pair| f32::from_bits(pair & 0xffff_0000))]
             }),
-            Kind::Quant(..) | Kind::Packed(_) => unreachable!("only plain elements are multiplied as they are"),
+            PanelKind::Quant(..) | PanelKind::Packed(_) => {
+                unreachable!("only plain elements are multiplied as they are")
+            }
         }
     }
 }
@@ -298,24 +305,24 @@ fn add_scaled<const FMA: bool>(sums: &mut [f32; PANEL], weights: &[f32; PANEL], 
 
 /// Returns input `k` of a row of a panel.
 #[inline(always)]
-fn element(kind: Kind, panel: &[u8], k: usize, lane: usize) -> f32 {
+fn element(kind: PanelKind, panel: &[u8], k: usize, lane: usize) -> f32 {
     let half_at = |index: usize| [panel[2 * index], panel[2 * index + 1]];
     match kind {
-        Kind::F32 => {
+        PanelKind::F32 => {
             let at = 4 * (k * PANEL + lane);
             f32::from_le_bytes([panel[at], panel[at + 1], panel[at + 2], panel[at + 3]])
         }
-        Kind::F16 => f16::from_le_bytes(half_at(k * PANEL + lane)).to_f32(),
-        Kind::Bf16 => {
+        PanelKind::F16 => f16::from_le_bytes(half_at(k * PANEL + lane)).to_f32(),
+        PanelKind::Bf16 => {
             let bits = u16::from_le_bytes(half_at((k / 2 * PANEL + lane) * 2 + k % 2));
             f32::from_bits(u32::from(bits) << 16)
         }
-        Kind::Quant(..) | Kind::Packed(_) => unreachable!("only plain elements are read as they are"),
+        PanelKind::Quant(..) | PanelKind::Packed(_) => unreachable!("only plain elements are read as they are"),
     }
 }
 
 /// Reads one row of a panel that is not integers.
-pub(super) fn read_dense(kind: Kind, panel: &[u8], lane: usize, out: &mut [f32]) {
+pub(super) fn read_dense(kind: PanelKind, panel: &[u8], lane: usize, out: &mut [f32]) {
     for (k, out) in out.iter_mut().enumerate() {
         *out = element(kind, panel, k, lane);
     }

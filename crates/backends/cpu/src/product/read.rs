@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use super::{GROUP_CODES, GROUP_SCALES};
 use crate::memory::LINE;
-use crate::weights::{Codes, E2M1_CODES, E2M1_OFFSET, IQ4_CODES, IQ4_OFFSET, Kind, Layout, PANEL, STEPS, Scales};
+use crate::weights::{Codes, E2M1_CODES, E2M1_OFFSET, IQ4_CODES, IQ4_OFFSET, Layout, PANEL, PanelKind, STEPS, Scales};
 
 /// A panel of integers: sixteen rows, in groups of inputs.
 pub(super) trait Panel: Copy {
@@ -331,7 +331,7 @@ impl ReadScales for Fixed {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn scales(panel: *const u8, layout: &Layout, group: usize) -> (__m512, __m512) {
-        let Kind::Quant(_, kind @ Scales::Fixed(offset)) = layout.kind else { unreachable!("chosen by the kind") };
+        let PanelKind::Quant(_, kind @ Scales::Fixed(offset)) = layout.kind else { unreachable!("chosen by the kind") };
         // SAFETY: the caller guarantees this.
         let scale = unsafe { halves(panel.add(layout.scales_at(kind, group))) };
         (scale, _mm512_mul_ps(scale, _mm512_set1_ps(offset)))

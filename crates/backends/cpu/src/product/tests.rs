@@ -165,7 +165,7 @@ fn panels_hold_the_values_of_the_blocks() {
 
 /// Returns whether a type is kept as floating-point numbers in fewer than 16 bits.
 fn is_packed(storage: StorageType) -> bool {
-    matches!(Layout::new(storage, 256).unwrap().kind, Kind::Packed(_))
+    matches!(Layout::new(storage, 256).unwrap().kind, PanelKind::Packed(_))
 }
 
 #[test]

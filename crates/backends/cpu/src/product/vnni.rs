@@ -11,7 +11,7 @@ use super::read::{
 use super::{GROUP_CODES, GROUP_SCALES, Quant};
 use crate::memory::LINE;
 use crate::rows::{GROUP, LOW_BITS};
-use crate::weights::{Codes, HALVES_OFFSET, Kind, Layout, PANEL, STEPS, Scales};
+use crate::weights::{Codes, HALVES_OFFSET, Layout, PANEL, PanelKind, STEPS, Scales};
 
 /// Number of rows and panels in a block: their sums and one step's operands fill the registers.
 pub(super) const BLOCK_ROWS: usize = 4;
@@ -24,19 +24,19 @@ pub(super) type Results = [[[f32; PANEL]; BLOCK_ROWS]; BLOCK_PANELS];
 macro_rules! with_kind {
     ($kind:expr, $function:ident, ($($arg:expr),*)) => {
         match $kind {
-            Kind::Quant(Codes::Four, Scales::Fixed(_)) => $function::<Four, Fixed>($($arg),*),
-            Kind::Quant(Codes::Four, Scales::Two) => $function::<Four, Two>($($arg),*),
-            Kind::Quant(Codes::Four, Scales::Super) => $function::<Four, Super>($($arg),*),
-            Kind::Quant(Codes::Five, Scales::Fixed(_)) => $function::<Five, Fixed>($($arg),*),
-            Kind::Quant(Codes::Five, Scales::Two) => $function::<Five, Two>($($arg),*),
-            Kind::Quant(Codes::Five, Scales::Super) => $function::<Five, Super>($($arg),*),
-            Kind::Quant(Codes::E2m1, Scales::Power) => $function::<E2m1, Power>($($arg),*),
-            Kind::Quant(Codes::Iq4, Scales::Fixed(_)) => $function::<Iq4, Fixed>($($arg),*),
-            Kind::Quant(Codes::Iq4, Scales::Signed) => $function::<Iq4, Signed>($($arg),*),
-            Kind::Quant(Codes::Four, Scales::Zero) => $function::<Four, Zero>($($arg),*),
-            Kind::Quant(Codes::Eight, Scales::Wide) => $function::<Eight, Wide>($($arg),*),
-            Kind::Quant(Codes::Six, Scales::Halves) => $function::<Six, Halves>($($arg),*),
-            Kind::Quant(Codes::Eight, Scales::Fixed(_)) => $function::<Eight, Fixed>($($arg),*),
+            PanelKind::Quant(Codes::Four, Scales::Fixed(_)) => $function::<Four, Fixed>($($arg),*),
+            PanelKind::Quant(Codes::Four, Scales::Two) => $function::<Four, Two>($($arg),*),
+            PanelKind::Quant(Codes::Four, Scales::Super) => $function::<Four, Super>($($arg),*),
+            PanelKind::Quant(Codes::Five, Scales::Fixed(_)) => $function::<Five, Fixed>($($arg),*),
+            PanelKind::Quant(Codes::Five, Scales::Two) => $function::<Five, Two>($($arg),*),
+            PanelKind::Quant(Codes::Five, Scales::Super) => $function::<Five, Super>($($arg),*),
+            PanelKind::Quant(Codes::E2m1, Scales::Power) => $function::<E2m1, Power>($($arg),*),
+            PanelKind::Quant(Codes::Iq4, Scales::Fixed(_)) => $function::<Iq4, Fixed>($($arg),*),
+            PanelKind::Quant(Codes::Iq4, Scales::Signed) => $function::<Iq4, Signed>($($arg),*),
+            PanelKind::Quant(Codes::Four, Scales::Zero) => $function::<Four, Zero>($($arg),*),
+            PanelKind::Quant(Codes::Eight, Scales::Wide) => $function::<Eight, Wide>($($arg),*),
+            PanelKind::Quant(Codes::Six, Scales::Halves) => $function::<Six, Halves>($($arg),*),
+            PanelKind::Quant(Codes::Eight, Scales::Fixed(_)) => $function::<Eight, Fixed>($($arg),*),
             other => unreachable!("{other:?} is no kind of integers"),
         }
     };

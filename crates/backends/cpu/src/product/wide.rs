@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use super::PIECE_PANELS;
 use super::read::{halves, line};
 use crate::memory::LINE;
-use crate::weights::{Kind, PANEL};
+use crate::weights::{PANEL, PanelKind};
 
 /// Multiplies a few rows with a few panels of f32, f16 or bf16.
 ///
@@ -13,7 +13,7 @@ use crate::weights::{Kind, PANEL};
 /// AVX-512 must be available; every panel must hold as many inputs as the rows.
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) unsafe fn dense<const ROWS: usize>(
-    kind: Kind,
+    kind: PanelKind,
     panels: &[&[u8]; PIECE_PANELS],
     x: &[&[f32]],
     results: &mut [[[f32; PANEL]; ROWS]; PIECE_PANELS],
@@ -34,7 +34,7 @@ pub(super) unsafe fn dense<const ROWS: usize>(
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn dense_rows<const M: usize, const ROWS: usize>(
-    kind: Kind,
+    kind: PanelKind,
     panels: [*const u8; PIECE_PANELS],
     x: [&[f32]; M],
     results: &mut [[[f32; PANEL]; ROWS]; PIECE_PANELS],
@@ -54,17 +54,17 @@ unsafe fn dense_rows<const M: usize, const ROWS: usize>(
             };
         }
         match kind {
-            Kind::F32 => {
+            PanelKind::F32 => {
                 for k in 0..cols {
                     add!(k, |panel| _mm512_loadu_ps(panel.cast::<f32>().add(k * PANEL)));
                 }
             }
-            Kind::F16 => {
+            PanelKind::F16 => {
                 for k in 0..cols {
                     add!(k, |panel| halves(panel.add(k * 2 * PANEL)));
                 }
             }
-            Kind::Bf16 => {
+            PanelKind::Bf16 => {
                 for pair in 0..cols / 2 {
                     add!(2 * pair, |panel| even(line(panel.add(pair * LINE))));
                     add!(2 * pair + 1, |panel| odd(line(panel.add(pair * LINE))));
@@ -73,7 +73,7 @@ unsafe fn dense_rows<const M: usize, const ROWS: usize>(
                     add!(cols - 1, |panel| even(line(panel.add(cols / 2 * LINE))));
                 }
             }
-            Kind::Quant(..) | Kind::Packed(_) => unreachable!("integers are no plain elements"),
+            PanelKind::Quant(..) | PanelKind::Packed(_) => unreachable!("integers are no plain elements"),
         }
     }
     for (results, sums) in results.iter_mut().zip(sums) {

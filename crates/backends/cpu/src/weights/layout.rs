@@ -70,7 +70,7 @@ pub(crate) enum Numbers {
 
 /// Content of a panel.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Kind {
+pub(crate) enum PanelKind {
     /// Groups of integers.
     Quant(Codes, Scales),
     /// Groups of floating-point numbers in fewer than 16 bits, each with an f32 scale. They are multiplied as bf16.
@@ -86,7 +86,7 @@ pub(crate) enum Kind {
 /// Layout of a panel with a given number of inputs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Layout {
-    pub(crate) kind: Kind,
+    pub(crate) kind: PanelKind,
     /// Number of inputs, padded according to the kind.
     pub(crate) cols: usize,
     /// Start of the bits beyond the fourth.
@@ -149,9 +149,9 @@ impl Numbers {
     }
 }
 
-impl Kind {
+impl PanelKind {
     /// Returns the kind of a storage type in which weights are kept.
-    fn of(storage: StorageType) -> Self {
+    fn for_storage(storage: StorageType) -> Self {
         let fixed = Scales::Fixed(offset(storage));
         match storage {
             StorageType::Q4_0 => Self::Quant(Codes::Four, fixed),
@@ -185,17 +185,17 @@ impl Kind {
 impl Layout {
     /// Returns the layout for a storage type in which weights are kept; `None` if the size overflows.
     pub(crate) fn new(storage: StorageType, cols: usize) -> Option<Self> {
-        let kind = Kind::of(storage);
+        let kind = PanelKind::for_storage(storage);
         let lines = |bytes: usize| bytes.checked_next_multiple_of(LINE);
         let plain = |cols: usize, size: usize| {
             let bytes = lines(cols.checked_mul(size * PANEL)?)?;
             Some(Self { kind, cols, uppers: bytes, scales: bytes, supers: bytes, bytes })
         };
         match kind {
-            Kind::F32 => plain(cols, 4),
-            Kind::F16 => plain(cols, 2),
-            Kind::Bf16 => plain(cols.checked_next_multiple_of(GROUP)?, 2),
-            Kind::Quant(codes, scales) => {
+            PanelKind::F32 => plain(cols, 4),
+            PanelKind::F16 => plain(cols, 2),
+            PanelKind::Bf16 => plain(cols.checked_next_multiple_of(GROUP)?, 2),
+            PanelKind::Quant(codes, scales) => {
                 let groups = cols / GROUP;
                 let uppers = groups.checked_mul(codes.bytes())?;
                 let scales_at = uppers.checked_add(groups.checked_mul(codes.upper_bytes())?)?;
@@ -203,7 +203,7 @@ impl Layout {
                 let bytes = lines(supers.checked_add(groups / SUPER * scales.super_bytes())?)?;
                 Some(Self { kind, cols, uppers, scales: scales_at, supers, bytes })
             }
-            Kind::Packed(numbers) => {
+            PanelKind::Packed(numbers) => {
                 let groups = cols / GROUP;
                 let scales = groups.checked_mul(numbers.bytes())?;
                 let bytes = lines(scales.checked_add(groups.checked_mul(4 * PANEL)?)?)?;
@@ -246,7 +246,7 @@ impl Layout {
     /// the codes of the rows, each row's two beside each other. Of nibbles, those of the first eight rows are the low ones of
     /// sixteen bytes, and those of the others the high ones.
     pub(crate) fn put_numbers(&self, panel: &mut [u8], row: usize, index: usize, scale: [u8; 4], codes: &[u8; GROUP]) {
-        let Kind::Packed(numbers) = self.kind else { unreachable!("only packed numbers have such groups") };
+        let PanelKind::Packed(numbers) = self.kind else { unreachable!("only packed numbers have such groups") };
         panel[self.number_scales_at(index) + 4 * row..][..4].copy_from_slice(&scale);
         let to = &mut panel[index * numbers.bytes()..][..numbers.bytes()];
         for (pair, codes) in codes.as_chunks::<2>().0.iter().enumerate() {
@@ -262,7 +262,7 @@ impl Layout {
 
     /// Writes a group of one row of the panel.
     pub(crate) fn put(&self, panel: &mut [u8], row: usize, index: usize, group: &Group) {
-        let Kind::Quant(codes, _) = self.kind else { unreachable!("only integers have groups") };
+        let PanelKind::Quant(codes, _) = self.kind else { unreachable!("only integers have groups") };
         match codes {
             Codes::Eight => self.put_codes(panel, row, index, &group.codes),
             Codes::Four | Codes::Five | Codes::Six | Codes::E2m1 | Codes::Iq4 => {
@@ -309,7 +309,7 @@ impl Layout {
     /// Writes the scale of a group of one row.
     #[inline]
     pub(crate) fn put_scale(&self, panel: &mut [u8], row: usize, index: usize, scale: GroupScale) {
-        let Kind::Quant(_, scales) = self.kind else { unreachable!("only integers have groups") };
+        let PanelKind::Quant(_, scales) = self.kind else { unreachable!("only integers have groups") };
         let at = self.scales_at(scales, index);
         let mut put_half = |at: usize, x: half::f16| panel[at..at + 2].copy_from_slice(&x.to_le_bytes());
         match scale {

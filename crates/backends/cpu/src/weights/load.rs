@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use octavo_ops::{BackendError, StorageType, TensorData, Weight, WeightPart, WeightSource};
 
 use super::blocks::{GroupScale, group, half_at, nibbles, q2k, to_q8};
-use super::layout::{Kind, Layout, Numbers};
+use super::layout::{Layout, Numbers, PanelKind};
 use super::{Matrix, PANEL, Part, WeightDtype, kept_as};
 use crate::memory::{Lines, Shared};
 use crate::pool::Pool;
@@ -129,10 +129,10 @@ fn put_rows(layout: &Layout, storage: StorageType, panel: &mut [u8], bytes: &[u8
         return;
     }
     match layout.kind {
-        Kind::F32 => put_plain::<4>(panel, &floats(layout.kind, storage, bytes), 4 * cols),
-        Kind::F16 => put_plain::<2>(panel, &floats(layout.kind, storage, bytes), 2 * cols),
+        PanelKind::F32 => put_plain::<4>(panel, &floats(layout.kind, storage, bytes), 4 * cols),
+        PanelKind::F16 => put_plain::<2>(panel, &floats(layout.kind, storage, bytes), 2 * cols),
         // Elements are stored in pairs; the last element of an odd row is half a pair.
-        Kind::Bf16 => {
+        PanelKind::Bf16 => {
             let bytes = floats(layout.kind, storage, bytes);
             put_plain::<4>(panel, &bytes, 2 * cols);
             for (row, bytes) in bytes.chunks_exact(2 * cols).enumerate() {
@@ -141,12 +141,12 @@ fn put_rows(layout: &Layout, storage: StorageType, panel: &mut [u8], bytes: &[u8
                 }
             }
         }
-        Kind::Quant(..) => {
+        PanelKind::Quant(..) => {
             for (row, bytes) in bytes.chunks_exact(row_bytes).enumerate() {
                 put_groups(layout, storage, panel, row, bytes, values);
             }
         }
-        Kind::Packed(numbers) => {
+        PanelKind::Packed(numbers) => {
             for (row, bytes) in bytes.chunks_exact(row_bytes).enumerate() {
                 put_numbers(layout, numbers, panel, row, bytes);
             }
@@ -171,9 +171,10 @@ fn put_numbers(layout: &Layout, numbers: Numbers, panel: &mut [u8], row: usize, 
 }
 
 /// Returns floating-point numbers in the type of `kind`, rounded to nearest.
-fn floats(kind: Kind, storage: StorageType, bytes: &[u8]) -> Cow<'_, [u8]> {
-    if let (StorageType::F32, Kind::F32) | (StorageType::F16, Kind::F16) | (StorageType::BF16, Kind::Bf16) =
-        (storage, kind)
+fn floats(kind: PanelKind, storage: StorageType, bytes: &[u8]) -> Cow<'_, [u8]> {
+    if let (StorageType::F32, PanelKind::F32)
+    | (StorageType::F16, PanelKind::F16)
+    | (StorageType::BF16, PanelKind::Bf16) = (storage, kind)
     {
         return Cow::Borrowed(bytes);
     }
@@ -181,9 +182,9 @@ fn floats(kind: Kind, storage: StorageType, bytes: &[u8]) -> Cow<'_, [u8]> {
     read_row(storage, bytes, &mut values);
     let values = values.into_iter();
     Cow::Owned(match kind {
-        Kind::F16 => values.flat_map(|x| f16::from_f32(x).to_le_bytes()).collect(),
-        Kind::Bf16 => values.flat_map(|x| bf16::from_f32(x).to_le_bytes()).collect(),
-        Kind::F32 | Kind::Quant(..) | Kind::Packed(_) => values.flat_map(f32::to_le_bytes).collect(),
+        PanelKind::F16 => values.flat_map(|x| f16::from_f32(x).to_le_bytes()).collect(),
+        PanelKind::Bf16 => values.flat_map(|x| bf16::from_f32(x).to_le_bytes()).collect(),
+        PanelKind::F32 | PanelKind::Quant(..) | PanelKind::Packed(_) => values.flat_map(f32::to_le_bytes).collect(),
     })
 }
 

@@ -70,7 +70,7 @@ impl CudaBackend {
 fn fill(opened: &Opened<'_>, at: u64, bytes: u64) -> Result<(), BackendError> {
     let builder = Builder { gpu: opened.gpu, driver: opened.driver, config: opened.config };
     let count = bytes / opened.dtype.bytes() as u64;
-    Fill::of(&builder, opened.dtype)?.write(at, count, opened.dtype, &OPERANDS)
+    Fill::for_dtype(&builder, opened.dtype)?.write(at, count, opened.dtype, &OPERANDS)
 }
 
 /// Measures the rate of a copy in bytes per second.

@@ -47,7 +47,7 @@ impl Cases<'_> {
         let (mut plan, mut tables) = (Plan::default(), Tables::default());
         let [weight, input, out] =
             [weight_bytes, rows * k * size, pairs * n * size].map(|bytes| plan.take(bytes as u64));
-        let list = Pairs::of(rows, sizes, tiles.rows());
+        let list = Pairs::draw(rows, sizes, tiles.rows());
         let (order, list_tiles) = (tables.add(list.order), tables.add(list.tiles));
         let bytes = weight_bytes / count * list.hit + rows * k * size + pairs * n * size;
         let what = format!("{count} experts {n}x{k}, {} of {chosen}", counted(rows, "row"));
@@ -84,7 +84,7 @@ struct Pairs {
 
 impl Pairs {
     /// Returns those of `rows` tokens. Adjacent pairs have different experts, and all experts have equally many pairs.
-    fn of(rows: usize, ExpertSizes { count, chosen, .. }: ExpertSizes, tile_rows: u32) -> Self {
+    fn draw(rows: usize, ExpertSizes { count, chosen, .. }: ExpertSizes, tile_rows: u32) -> Self {
         // The factor is a prime.
         let picked = |pair: usize| pair * 7919 % count;
         let mut order: Vec<u32> = (0..(rows * chosen) as u32).collect();
@@ -109,9 +109,9 @@ mod tests {
     #[test]
     fn pairs_are_divided_evenly_and_into_tiles() {
         let sizes = ExpertSizes { count: 8, chosen: 2, inner: 1 };
-        let Pairs { order, tiles, hit } = Pairs::of(40, sizes, 4);
+        let Pairs { order, tiles, hit } = Pairs::draw(40, sizes, 4);
         assert_eq!((order.len(), hit, tiles[0]), (80, 8, 24), "ten pairs of each expert are three tiles");
         assert_eq!(tiles[1..7], [0, 0, 4, 0, 4, 4]);
-        assert_eq!(Pairs::of(1, sizes, 4).hit, 2);
+        assert_eq!(Pairs::draw(1, sizes, 4).hit, 2);
     }
 }

@@ -199,7 +199,7 @@ impl<'a> KernelBencher<'a> {
             }
         }
         let table_bytes = table_bytes + WORKSPACE;
-        let fill = Fill::of(&builder, dtype)?;
+        let fill = Fill::for_dtype(&builder, dtype)?;
         let min_time = bench.min_time;
         let cases = list.into_iter().filter(|case| launcher.library.is_some() || !case.needs_library).collect();
         Ok(Self { gpu, dtype, launcher, fill, cases, memory, table_bytes, cache_bytes, min_time })

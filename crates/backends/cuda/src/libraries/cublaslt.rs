@@ -251,11 +251,15 @@ impl CublasLt {
         let result =
             unsafe { (f.cublasLtMatmulDescCreate)(&raw mut plan.description, COMPUTE_F32, data_type(Dtype::F32)) };
         check("cublasLtMatmulDescCreate", result)?;
-        self.set(plan, Attribute::TransposeA, &TRANSPOSED)?;
+        self.set_attribute(plan, Attribute::TransposeA, &TRANSPOSED)?;
         if shape.bias {
-            self.set(plan, Attribute::Epilogue, &EPILOGUE_BIAS)?;
+            self.set_attribute(plan, Attribute::Epilogue, &EPILOGUE_BIAS)?;
             // The choice of an algorithm needs a bias address; each launch sets its own.
-            self.set(plan, Attribute::BiasPointer, &operands.map_or(self.workspace, |operands| operands.bias))?;
+            self.set_attribute(
+                plan,
+                Attribute::BiasPointer,
+                &operands.map_or(self.workspace, |operands| operands.bias),
+            )?;
         }
         Ok(())
     }
@@ -316,7 +320,7 @@ impl CublasLt {
         Ok(())
     }
 
-    fn set<T>(&self, plan: &Plan, attribute: Attribute, value: &T) -> Result<(), Refused> {
+    fn set_attribute<T>(&self, plan: &Plan, attribute: Attribute, value: &T) -> Result<(), Refused> {
         let value = std::ptr::from_ref(value).cast();
         // SAFETY: the attribute's value has the size of `T`.
         let result = unsafe {
@@ -336,7 +340,7 @@ impl CublasLt {
 
     fn launch(&self, plan: &Plan, shape: Shape, operands: &Operands) -> Result<(), Refused> {
         if shape.bias {
-            self.set(plan, Attribute::BiasPointer, &operands.bias)?;
+            self.set_attribute(plan, Attribute::BiasPointer, &operands.bias)?;
         }
         let beta = if operands.add == 0 { 0.0f32 } else { 1.0 };
         // The address is not read if beta is 0, but it must be valid.

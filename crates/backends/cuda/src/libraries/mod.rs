@@ -15,7 +15,7 @@ use octavo_kernels::nvrtc::{Nvrtc, loaders_words};
 
 pub(crate) use pairing::ranked;
 use pairing::{ANY_DRIVER, ranked_for_packs};
-pub use pairing::{Candidate, Kind, OLDEST_CHIP, Unfit, Version, fits};
+pub use pairing::{Candidate, LibraryKind, OLDEST_CHIP, Unfit, Version, fits};
 pub use search::named_folders;
 pub(crate) use search::{LIBRARIES, Places};
 
@@ -25,7 +25,7 @@ pub(crate) use search::{LIBRARIES, Places};
 /// Returns a sentence that names the missing library and how to install it.
 pub(crate) fn compiler(found: &[Candidate], driver: Version, chip: Chip) -> Result<(Nvrtc, PathBuf), String> {
     let purpose = format!("{} under a driver of CUDA {driver}", chip.arch());
-    opened(found, &ranked(found, Kind::Nvrtc, driver, chip), driver, chip, &purpose)
+    opened(found, &ranked(found, LibraryKind::Nvrtc, driver, chip), driver, chip, &purpose)
 }
 
 /// Returns the compiler for a pack's kernels for a chip, and its path.
@@ -33,7 +33,7 @@ pub(crate) fn compiler(found: &[Candidate], driver: Version, chip: Chip) -> Resu
 /// # Errors
 /// Returns the errors of [`compiler`].
 pub(crate) fn compiler_for_packs(found: &[Candidate], chip: Chip) -> Result<(Nvrtc, PathBuf), String> {
-    opened(found, &ranked_for_packs(found, Kind::Nvrtc, chip), ANY_DRIVER, chip, &chip.arch())
+    opened(found, &ranked_for_packs(found, LibraryKind::Nvrtc, chip), ANY_DRIVER, chip, &chip.arch())
 }
 
 /// Returns the first of the ranked compilers that can be opened and supports the chip.
@@ -59,7 +59,7 @@ fn opened(
             Err(_) => {}
         }
     }
-    let package = Kind::Nvrtc.package(12);
+    let package = LibraryKind::Nvrtc.package(12);
     Err(format!(
         "no NVRTC is found that compiles for {purpose}{refused}: `pip install {package}`, or name its folder in {LIBRARIES}"
     ))
@@ -103,7 +103,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("libnvrtc.so.12");
         std::fs::write(&path, vec![b'x'; 4096]).unwrap();
-        let found = Candidate { kind: Kind::Nvrtc, path: path.clone(), version: vec![12], configured: true };
+        let found = Candidate { kind: LibraryKind::Nvrtc, path: path.clone(), version: vec![12], configured: true };
         let (driver, chip) = (Version { major: 12, minor: 4 }, Chip::SM_90);
         let said = compiler(std::slice::from_ref(&found), driver, chip).err().unwrap();
         let expected = format!(

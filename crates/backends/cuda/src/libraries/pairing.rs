@@ -40,7 +40,7 @@ impl Version {
     }
 
     /// Returns the release of a compiler.
-    pub(crate) fn of(nvrtc: &Nvrtc) -> Self {
+    pub(crate) fn read(nvrtc: &Nvrtc) -> Self {
         let (major, minor) = nvrtc.version();
         Self { major, minor }
     }
@@ -68,7 +68,7 @@ impl From<Version> for String {
 
 /// A library that CUDA programs load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum LibraryKind {
     /// The compiler of kernels.
     Nvrtc,
     /// Matrix products.
@@ -78,7 +78,7 @@ pub enum Kind {
     Nccl,
 }
 
-impl Kind {
+impl LibraryKind {
     /// Returns the start of the file's name.
     pub const fn stem(self) -> &'static str {
         match self {
@@ -109,7 +109,7 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for LibraryKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Nvrtc => "NVRTC",
@@ -122,11 +122,11 @@ impl fmt::Display for Kind {
 /// A library that was found, described by its file's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// Kind of library.
-    pub kind: Kind,
+    /// The kind of library.
+    pub kind: LibraryKind,
     /// Path of the file. A bare name is resolved by the system's loader.
     pub path: PathBuf,
-    /// Major of its soname (CUDA's, except for [`Kind::Nccl`]), followed by the other numbers if the file's full name
+    /// Major of its soname (CUDA's, except for [`LibraryKind::Nccl`]), followed by the other numbers if the file's full name
     /// contains them.
     pub version: Vec<u32>,
     /// Whether it is in a folder named by the user, which has priority.
@@ -187,7 +187,7 @@ pub fn fits(major: u32, driver: Version, chip: Chip) -> Result<(), Unfit> {
 }
 
 /// Returns the candidates that fit, best first: those of the configured folder, then the newest.
-pub(crate) fn ranked(found: &[Candidate], kind: Kind, driver: Version, chip: Chip) -> Vec<&Candidate> {
+pub(crate) fn ranked(found: &[Candidate], kind: LibraryKind, driver: Version, chip: Chip) -> Vec<&Candidate> {
     let fitting = |c: &&Candidate| c.kind == kind && fits(c.major(), driver, chip).is_ok();
     let mut ranked: Vec<_> = found.iter().filter(fitting).collect();
     // The sort is stable, so the first found of equal ones comes first.
@@ -200,7 +200,7 @@ pub(crate) const ANY_DRIVER: Version = Version { major: u32::MAX, minor: 0 };
 
 /// Returns the candidates whose code for the chip can be used on other machines, best first: those of the configured
 /// folder, then the oldest CUDA major, whose code every supported driver accepts, and its newest minor.
-pub(crate) fn ranked_for_packs(found: &[Candidate], kind: Kind, chip: Chip) -> Vec<&Candidate> {
+pub(crate) fn ranked_for_packs(found: &[Candidate], kind: LibraryKind, chip: Chip) -> Vec<&Candidate> {
     let mut ranked = ranked(found, kind, ANY_DRIVER, chip);
     ranked.sort_by_key(|c| (!c.configured, c.major()));
     ranked
@@ -218,11 +218,11 @@ mod tests {
     const R580: Version = Version { major: 13, minor: 0 };
 
     fn library(path: &str, version: &[u32]) -> Candidate {
-        Candidate { kind: Kind::Nvrtc, path: path.into(), version: version.to_vec(), configured: false }
+        Candidate { kind: LibraryKind::Nvrtc, path: path.into(), version: version.to_vec(), configured: false }
     }
 
     fn best(found: &[Candidate], driver: Version, chip: Chip) -> Option<&str> {
-        ranked(found, Kind::Nvrtc, driver, chip).first().map(|c| c.path.to_str().unwrap())
+        ranked(found, LibraryKind::Nvrtc, driver, chip).first().map(|c| c.path.to_str().unwrap())
     }
 
     #[test]
@@ -285,7 +285,7 @@ mod tests {
             library("11", &[11]),
         ];
         let order = |found: &[Candidate], chip| -> Vec<String> {
-            ranked_for_packs(found, Kind::Nvrtc, chip).iter().map(|c| c.path.display().to_string()).collect()
+            ranked_for_packs(found, LibraryKind::Nvrtc, chip).iter().map(|c| c.path.display().to_string()).collect()
         };
         assert_eq!(order(&found, L40S), ["12.9", "12.4", "13"]);
         assert_eq!(order(&found, V100), ["12.9", "12.4"]);
@@ -307,7 +307,7 @@ mod tests {
 
     #[test]
     fn packages_are_named_by_their_major() {
-        assert_eq!(Kind::Nvrtc.package(12), "nvidia-cuda-nvrtc-cu12");
-        assert_eq!(Kind::CublasLt.package(13), "nvidia-cublas==13.*");
+        assert_eq!(LibraryKind::Nvrtc.package(12), "nvidia-cuda-nvrtc-cu12");
+        assert_eq!(LibraryKind::CublasLt.package(13), "nvidia-cublas==13.*");
     }
 }

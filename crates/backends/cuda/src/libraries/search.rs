@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
-use super::pairing::{Candidate, Kind};
+use super::pairing::{Candidate, LibraryKind};
 
 /// Variable with the folders in which the driver and CUDA's libraries are searched before the usual ones, separated by
 /// colons.
@@ -51,12 +51,12 @@ const PACKAGES: [&str; 4] = [
 impl Places {
     /// Returns the usual places of this machine, after the folders named by the user.
     pub(crate) fn usual(configured: &[PathBuf]) -> Self {
-        let places = Self::of(&|name| std::env::var_os(name), Path::new("/"));
+        let places = Self::from_environment(&|name| std::env::var_os(name), Path::new("/"));
         Self { configured: configured.to_vec(), loader: true, ..places }
     }
 
     /// Returns the places named by variables and those of a system below `root`.
-    fn of(variable: &dyn Fn(&str) -> Option<OsString>, root: &Path) -> Self {
+    fn from_environment(variable: &dyn Fn(&str) -> Option<OsString>, root: &Path) -> Self {
         let folders = |name: &str| -> Vec<PathBuf> {
             let folders = variable(name).unwrap_or_default();
             std::env::split_paths(&folders).filter(|folder| folder.is_absolute()).collect()
@@ -86,7 +86,7 @@ impl Places {
     }
 
     /// Returns every library of a kind, in the order of the places. A file that is found twice is returned once.
-    pub(crate) fn find(&self, kind: Kind) -> Vec<Candidate> {
+    pub(crate) fn find(&self, kind: LibraryKind) -> Vec<Candidate> {
         let mut found: Vec<Candidate> = Vec::new();
         let mut files: Vec<PathBuf> = Vec::new();
         let wheels = |folder: &PathBuf| folder.join("nvidia/*/lib");
@@ -135,7 +135,7 @@ fn entries(folder: &Path, wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
 }
 
 /// Returns files such as `libnvrtc.so.12`, each with the target of its link.
-fn libraries_in(folder: &Path, kind: Kind) -> Vec<(PathBuf, PathBuf)> {
+fn libraries_in(folder: &Path, kind: LibraryKind) -> Vec<(PathBuf, PathBuf)> {
     let is_soname = |name: &str| {
         let number = name.strip_prefix(kind.stem()).and_then(|rest| rest.strip_prefix(".so."));
         number.is_some_and(|number| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()))
@@ -175,7 +175,7 @@ mod tests {
             let (_, value) = variables.iter().find(|(known, _)| *known == name)?;
             Some(OsString::from(value.replace('~', &base)))
         };
-        let found = Places::of(&variable, root.path()).find(Kind::Nvrtc);
+        let found = Places::from_environment(&variable, root.path()).find(LibraryKind::Nvrtc);
         let relative = |c: Candidate| c.path.strip_prefix(root.path()).unwrap().display().to_string();
         found.into_iter().map(relative).collect()
     }
@@ -236,7 +236,7 @@ mod tests {
             python: vec![at("venv/lib/python3*/site-packages")],
             loader: true,
         };
-        let found = places.find(Kind::Nvrtc);
+        let found = places.find(LibraryKind::Nvrtc);
         let told: Vec<_> = found
             .iter()
             .map(|c| {
@@ -253,10 +253,10 @@ mod tests {
             ("libnvrtc.so.12", &[12], false),
         ];
         assert_eq!(told, expected);
-        let lt: Vec<_> = places.find(Kind::CublasLt).into_iter().map(|c| c.path).collect();
+        let lt: Vec<_> = places.find(LibraryKind::CublasLt).into_iter().map(|c| c.path).collect();
         assert_eq!(lt[0], at("mine/libcublasLt.so.12"));
         assert_eq!(lt.len(), 3, "and two names for the loader");
-        let nccl: Vec<_> = places.find(Kind::Nccl).into_iter().map(|c| c.path).collect();
+        let nccl: Vec<_> = places.find(LibraryKind::Nccl).into_iter().map(|c| c.path).collect();
         assert_eq!(nccl, [at(&format!("{wheels}/nccl/lib/libnccl.so.2")), "libnccl.so.2".into()]);
     }
 }

@@ -11,7 +11,7 @@ use crate::KernelPack;
 use crate::build::in_parallel;
 use crate::cache::Key;
 use crate::driver::{DeviceMemory, Driver, Gpu, Kernel, Module};
-use crate::libraries::{Kind, Places, compiler, named_folders};
+use crate::libraries::{LibraryKind, Places, compiler, named_folders};
 
 /// Host memory whose address is passed to a kernel, and which the kernel finds on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,7 +125,7 @@ impl DeviceKernels {
         if missing.is_empty() {
             return Ok(Self { loaded: Mutex::new(loaded) });
         }
-        let found = Places::usual(folders).find(Kind::Nvrtc);
+        let found = Places::usual(folders).find(LibraryKind::Nvrtc);
         let mut programs = Vec::new();
         for source in manifest::sources(&missing) {
             for ptx in [false, true] {

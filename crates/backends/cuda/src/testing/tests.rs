@@ -8,7 +8,7 @@ use octavo_kernels::params::GatherRowsParams;
 use super::devices::{H200, L40S};
 use super::standin;
 use crate::driver::{DeviceMemory, Driver, DriverError, Gpu, Kernel, Module, Pinned};
-use crate::libraries::{Kind, Places, compiler};
+use crate::libraries::{LibraryKind, Places, compiler};
 
 fn gpu() -> Arc<Gpu> {
     let driver = Driver::open(&[standin()]).unwrap();
@@ -23,7 +23,7 @@ fn name(result: Result<(), DriverError>) -> String {
 fn code(device: usize) -> Vec<u8> {
     let driver = Driver::open(&[standin()]).unwrap();
     let chip = driver.device(device).unwrap().chip;
-    let (nvrtc, _) = compiler(&Places::usual(&[standin()]).find(Kind::Nvrtc), driver.version, chip).unwrap();
+    let (nvrtc, _) = compiler(&Places::usual(&[standin()]).find(LibraryKind::Nvrtc), driver.version, chip).unwrap();
     let instance = manifest::gather_rows(Dtype::F32);
     let text = manifest::program(instance.source, &[instance]);
     nvrtc.compile("rows.cu", &text, Target::Code(chip)).unwrap().code

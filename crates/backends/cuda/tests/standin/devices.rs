@@ -2,7 +2,7 @@
 
 use octavo_backend_cuda::testing::devices::{H200, L40S, P100, V100};
 use octavo_backend_cuda::testing::standin;
-use octavo_backend_cuda::{CudaBackend, CudaConfig, Dtype, Kind, Unavailable, probe};
+use octavo_backend_cuda::{CudaBackend, CudaConfig, Dtype, LibraryKind, Unavailable, probe};
 use octavo_ops::Backend;
 
 use crate::common::open;
@@ -40,8 +40,8 @@ fn a_report_tells_devices_and_libraries() {
     // Both releases of the compiler are installed: each chip gets the newest that supports it.
     for (device, library) in [(H200, "libnvrtc.so.13"), (L40S, "libnvrtc.so.13"), (V100, "libnvrtc.so.12")] {
         let chip = report.devices[device].chip;
-        assert_eq!(report.chosen(Kind::Nvrtc, chip).unwrap().path, standin().join(library));
-        assert_eq!(report.chosen(Kind::CublasLt, chip).unwrap().path, standin().join("libcublasLt.so.12"));
-        assert!(report.libraries_for(Kind::Nvrtc, chip).len() >= 2);
+        assert_eq!(report.chosen(LibraryKind::Nvrtc, chip).unwrap().path, standin().join(library));
+        assert_eq!(report.chosen(LibraryKind::CublasLt, chip).unwrap().path, standin().join("libcublasLt.so.12"));
+        assert!(report.libraries_for(LibraryKind::Nvrtc, chip).len() >= 2);
     }
 }

@@ -28,7 +28,7 @@ impl GgufFile {
         let mut file = Self::open_one(&first)?;
         let count = file.metadata().u64("split.count").map_err(file.fail())?.filter(|&count| count > 1);
         let Some(count) = count else { return Ok(file) };
-        if Piece::of(name).is_none_or(|piece| piece.count as u64 != count) {
+        if Piece::parse(name).is_none_or(|piece| piece.count as u64 != count) {
             let reason = format!(
                 "it is one of {count} pieces, and its name must end with '-00001-of-{count:05}.gguf', so that the others are \
                  found"

@@ -18,7 +18,7 @@ const MAX_ELEMENTS: usize = 1 << 22;
 
 /// Value types of the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum ValueType {
     U8,
     I8,
     U16,
@@ -34,10 +34,10 @@ enum Kind {
     F64,
 }
 
-impl Kind {
+impl ValueType {
     fn read(cursor: &mut Cursor<'_>, key: &str) -> Result<Self, GgufError> {
-        use Kind::*;
-        const ALL: [Kind; 13] = [U8, I8, U16, I16, U32, I32, F32, Bool, String, Array, U64, I64, F64];
+        use ValueType::*;
+        const ALL: [ValueType; 13] = [U8, I8, U16, I16, U32, I32, F32, Bool, String, Array, U64, I64, F64];
         let id = cursor.u32()?;
         ALL.get(id as usize).copied().ok_or_else(|| GgufError::ValueType { key: key.into(), id })
     }
@@ -45,11 +45,11 @@ impl Kind {
     /// Returns the size in bytes of a value of fixed size.
     const fn size(self) -> Option<usize> {
         match self {
-            Kind::U8 | Kind::I8 | Kind::Bool => Some(1),
-            Kind::U16 | Kind::I16 => Some(2),
-            Kind::U32 | Kind::I32 | Kind::F32 => Some(4),
-            Kind::U64 | Kind::I64 | Kind::F64 => Some(8),
-            Kind::String | Kind::Array => None,
+            ValueType::U8 | ValueType::I8 | ValueType::Bool => Some(1),
+            ValueType::U16 | ValueType::I16 => Some(2),
+            ValueType::U32 | ValueType::I32 | ValueType::F32 => Some(4),
+            ValueType::U64 | ValueType::I64 | ValueType::F64 => Some(8),
+            ValueType::String | ValueType::Array => None,
         }
     }
 }
@@ -62,30 +62,30 @@ enum Value {
     Float(f64),
     Bool(bool),
     String(Range<usize>),
-    Array { element: Kind, len: usize, range: Range<usize> },
+    Array { element: ValueType, len: usize, range: Range<usize> },
 }
 
 impl Value {
-    fn read(cursor: &mut Cursor<'_>, kind: Kind, key: &str) -> Result<Self, GgufError> {
+    fn read(cursor: &mut Cursor<'_>, kind: ValueType, key: &str) -> Result<Self, GgufError> {
         Ok(match kind {
-            Kind::U8 => Value::Unsigned(cursor.u8()?.into()),
-            Kind::I8 => Value::Signed((cursor.u8()? as i8).into()),
-            Kind::U16 => Value::Unsigned(cursor.u16()?.into()),
-            Kind::I16 => Value::Signed((cursor.u16()? as i16).into()),
-            Kind::U32 => Value::Unsigned(cursor.u32()?.into()),
-            Kind::I32 => Value::Signed((cursor.u32()? as i32).into()),
-            Kind::U64 => Value::Unsigned(cursor.u64()?),
-            Kind::I64 => Value::Signed(cursor.u64()? as i64),
-            Kind::F32 => Value::Float(f32::from_bits(cursor.u32()?).into()),
-            Kind::F64 => Value::Float(f64::from_bits(cursor.u64()?)),
-            Kind::Bool => Value::Bool(cursor.u8()? != 0),
-            Kind::String => Value::String(cursor.string()?),
-            Kind::Array => Self::read_array(cursor, key)?,
+            ValueType::U8 => Value::Unsigned(cursor.u8()?.into()),
+            ValueType::I8 => Value::Signed((cursor.u8()? as i8).into()),
+            ValueType::U16 => Value::Unsigned(cursor.u16()?.into()),
+            ValueType::I16 => Value::Signed((cursor.u16()? as i16).into()),
+            ValueType::U32 => Value::Unsigned(cursor.u32()?.into()),
+            ValueType::I32 => Value::Signed((cursor.u32()? as i32).into()),
+            ValueType::U64 => Value::Unsigned(cursor.u64()?),
+            ValueType::I64 => Value::Signed(cursor.u64()? as i64),
+            ValueType::F32 => Value::Float(f32::from_bits(cursor.u32()?).into()),
+            ValueType::F64 => Value::Float(f64::from_bits(cursor.u64()?)),
+            ValueType::Bool => Value::Bool(cursor.u8()? != 0),
+            ValueType::String => Value::String(cursor.string()?),
+            ValueType::Array => Self::read_array(cursor, key)?,
         })
     }
 
     fn read_array(cursor: &mut Cursor<'_>, key: &str) -> Result<Self, GgufError> {
-        let element = Kind::read(cursor, key)?;
+        let element = ValueType::read(cursor, key)?;
         let len = cursor.length()?;
         let start = cursor.position();
         match element.size() {
@@ -94,7 +94,7 @@ impl Value {
                 cursor.skip(len.saturating_mul(size))?;
             }
             // Every string takes up at least its length, so a false count reaches the end of the file.
-            None if element == Kind::String => {
+            None if element == ValueType::String => {
                 for _ in 0..len {
                     cursor.string()?;
                 }
@@ -121,7 +121,7 @@ impl Metadata {
         let mut values = HashMap::new();
         for _ in 0..count {
             let key = cursor.name(MAX_KEY_BYTES)?;
-            let kind = Kind::read(cursor, key)?;
+            let kind = ValueType::read(cursor, key)?;
             let value = Value::read(cursor, kind, key)?;
             if values.insert(key.to_owned(), value).is_some() {
                 return Err(GgufError::DuplicateKey { key: key.into() });
@@ -201,7 +201,7 @@ impl<'a> MetadataView<'a> {
     /// Returns the strings of an array, borrowed from the file.
     pub(crate) fn strings(&self, key: &str) -> Result<Option<Vec<&'a str>>, ConfigError> {
         let Some((element, len, range)) = self.array(key, "an array of strings")? else { return Ok(None) };
-        if element != Kind::String {
+        if element != ValueType::String {
             return Err(ConfigError::wrong_type(key, "an array of strings"));
         }
         let bytes = &self.bytes[range];
@@ -219,25 +219,25 @@ impl<'a> MetadataView<'a> {
         const EXPECTED: &str = "an array of booleans";
         match self.array(key, EXPECTED)? {
             None => Ok(None),
-            Some((Kind::Bool, _, range)) => Ok(Some(self.bytes[range].iter().map(|&byte| byte != 0).collect())),
+            Some((ValueType::Bool, _, range)) => Ok(Some(self.bytes[range].iter().map(|&byte| byte != 0).collect())),
             Some(_) => Err(ConfigError::wrong_type(key, EXPECTED)),
         }
     }
 
     /// Returns an array of `f32`.
     pub(crate) fn f32s(&self, key: &str) -> Result<Option<Vec<f32>>, ConfigError> {
-        self.words(key, &[Kind::F32], "an array of 32-bit floats", f32::from_le_bytes)
+        self.words(key, &[ValueType::F32], "an array of 32-bit floats", f32::from_le_bytes)
     }
 
     /// Returns an array of `i32`, which some writers store as `u32`.
     pub(crate) fn i32s(&self, key: &str) -> Result<Option<Vec<i32>>, ConfigError> {
-        self.words(key, &[Kind::I32, Kind::U32], "an array of 32-bit integers", i32::from_le_bytes)
+        self.words(key, &[ValueType::I32, ValueType::U32], "an array of 32-bit integers", i32::from_le_bytes)
     }
 
     fn words<T>(
         &self,
         key: &str,
-        kinds: &[Kind],
+        kinds: &[ValueType],
         expected: &'static str,
         convert: impl Fn([u8; 4]) -> T,
     ) -> Result<Option<Vec<T>>, ConfigError> {
@@ -249,7 +249,11 @@ impl<'a> MetadataView<'a> {
         Ok(Some(words.map(|w| convert([w[0], w[1], w[2], w[3]])).collect()))
     }
 
-    fn array(&self, key: &str, expected: &'static str) -> Result<Option<(Kind, usize, Range<usize>)>, ConfigError> {
+    fn array(
+        &self,
+        key: &str,
+        expected: &'static str,
+    ) -> Result<Option<(ValueType, usize, Range<usize>)>, ConfigError> {
         match self.values.get(key) {
             None => Ok(None),
             Some(Value::Array { element, len, range }) if *len <= MAX_ELEMENTS => {

@@ -71,7 +71,7 @@ pub(super) fn mmproj(
     decoder: &ModelConfig,
     tokens: ImageTokens,
 ) -> Result<VisionConfig, ConfigError> {
-    let keys = EncoderKeys::of(metadata, PROJECTOR, decoder)?;
+    let keys = EncoderKeys::for_projector(metadata, PROJECTOR, decoder)?;
     let patch_size = keys.size("patch_size")?;
     let vision = VisionConfig {
         layers: keys.size("block_count")?,

@@ -94,7 +94,7 @@ fn mmproj_vision(
     model: &ModelConfig,
     tokens: ImageTokens,
 ) -> Result<VisionConfig, ConfigError> {
-    let keys = EncoderKeys::of(metadata, PROJECTOR, model)?;
+    let keys = EncoderKeys::for_projector(metadata, PROJECTOR, model)?;
     let size = |key: &str| keys.size(key);
     let patch_size = size("patch_size")?;
     let deepstack = keys.bools("is_deepstack_layers")?.unwrap_or_default();

@@ -1,4 +1,4 @@
-//! JsonFields that chat and completion requests share.
+//! Fields that chat and completion requests share.
 
 use crate::api::shared::bias::LogitBias;
 use crate::api::shared::fields::{JsonFields, Strings, request_fields};

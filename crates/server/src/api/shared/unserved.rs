@@ -1,4 +1,4 @@
-//! JsonFields of vLLM's API that are not supported. A field that would change the answer is refused by name; null and the
+//! Fields of vLLM's API that are not supported. A field that would change the answer is refused by name; null and the
 //! value that means "off" are accepted. Other fields that are unknown are ignored, as in vLLM. To support a field, read it
 //! and delete its row.
 
@@ -17,7 +17,7 @@ const COMMON: &[Row] = &[
     ("watermarking", "null"),
 ];
 
-/// JsonFields of earlier releases of vLLM that restricted the output, and their new names in `structured_outputs`. vLLM
+/// Fields of earlier releases of vLLM that restricted the output, and their new names in `structured_outputs`. vLLM
 /// ignores them; an answer without the requested restriction would be worse than an error.
 const RENAMED: &[(&str, &str, &str)] = &[
     ("guided_choice", "null", "choice"),

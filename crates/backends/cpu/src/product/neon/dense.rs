@@ -5,7 +5,7 @@ use std::arch::aarch64::*;
 use super::read::REGISTERS;
 use super::{LANES, widened};
 use crate::memory::LINE;
-use crate::weights::{Kind, PANEL};
+use crate::weights::{PANEL, PanelKind};
 
 /// Number of inputs that are read at once: a register of each row.
 const INPUTS: usize = LANES;
@@ -80,15 +80,17 @@ impl Read for Bf16 {
 /// # Safety
 /// NEON must be available, and the panel must hold as many inputs as the rows.
 #[target_feature(enable = "neon")]
-pub(in crate::product) unsafe fn dense(kind: Kind, panel: &[u8], x: &[&[f32]], results: &mut [[f32; PANEL]]) {
+pub(in crate::product) unsafe fn dense(kind: PanelKind, panel: &[u8], x: &[&[f32]], results: &mut [[f32; PANEL]]) {
     let panel = panel.as_ptr();
     // SAFETY: the caller guarantees this.
     unsafe {
         match kind {
-            Kind::F32 => rows::<F32>(panel, x, results),
-            Kind::F16 => rows::<F16>(panel, x, results),
-            Kind::Bf16 => rows::<Bf16>(panel, x, results),
-            Kind::Quant(..) | Kind::Packed(_) => unreachable!("only plain elements are multiplied as they are"),
+            PanelKind::F32 => rows::<F32>(panel, x, results),
+            PanelKind::F16 => rows::<F16>(panel, x, results),
+            PanelKind::Bf16 => rows::<Bf16>(panel, x, results),
+            PanelKind::Quant(..) | PanelKind::Packed(_) => {
+                unreachable!("only plain elements are multiplied as they are")
+            }
         }
     }
 }

@@ -17,7 +17,7 @@ use super::{Quant, Range, Store, Tile};
 use crate::Isa;
 use crate::activation::TILE;
 use crate::rows::GROUP;
-use crate::weights::{Codes, HALVES_OFFSET, Kind, Layout, PANEL, Panels, Part};
+use crate::weights::{Codes, HALVES_OFFSET, Layout, PANEL, PanelKind, Panels, Part};
 pub(super) use dense::dense;
 use multiply::{Bytes, Dots, Fours, Matrices, Multiply};
 use read::{Bytewise, E2m1, Eight, Five, Four, GroupScales, Iq4, REGISTERS, ReadCodes, Six, Steps, Stored};
@@ -111,12 +111,12 @@ macro_rules! tiles {
             }};
         }
         match $layout.kind {
-            Kind::Quant(Codes::Four, _) => tile!(Four),
-            Kind::Quant(Codes::Five, _) => tile!(Five),
-            Kind::Quant(Codes::E2m1, _) => tile!(E2m1),
-            Kind::Quant(Codes::Iq4, _) => tile!(Iq4),
-            Kind::Quant(Codes::Six, _) => tile!(Six),
-            Kind::Quant(Codes::Eight, _) => tile!(Eight),
+            PanelKind::Quant(Codes::Four, _) => tile!(Four),
+            PanelKind::Quant(Codes::Five, _) => tile!(Five),
+            PanelKind::Quant(Codes::E2m1, _) => tile!(E2m1),
+            PanelKind::Quant(Codes::Iq4, _) => tile!(Iq4),
+            PanelKind::Quant(Codes::Six, _) => tile!(Six),
+            PanelKind::Quant(Codes::Eight, _) => tile!(Eight),
             other => unreachable!("{other:?} is no kind of integers"),
         }
     }};
@@ -161,7 +161,7 @@ unsafe fn tile<C: ReadCodes, One: Multiply, Two: Multiply>(
     results: &mut [[f32; PANEL]],
 ) {
     assert!(panel.len() >= layout.bytes && results.len() == rows.count);
-    let Kind::Quant(_, scales) = layout.kind else { unreachable!("chosen by the kind") };
+    let PanelKind::Quant(_, scales) = layout.kind else { unreachable!("chosen by the kind") };
     let (panel, groups) = (panel.as_ptr(), layout.groups());
     let (row_codes, row_scales, row_sums) = rows.input.from(rows.first);
     let row_totals = rows.input.totals_from(rows.first);

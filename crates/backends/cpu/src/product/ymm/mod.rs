@@ -14,7 +14,7 @@ use super::Quant;
 use crate::activation::TILE;
 use crate::memory::Lines;
 use crate::rows::{GROUP, LOW_BITS};
-use crate::weights::{Codes, HALVES_OFFSET, Kind, Layout, PANEL, STEPS};
+use crate::weights::{Codes, HALVES_OFFSET, Layout, PANEL, PanelKind, STEPS};
 use read::{Bytewise, E2m1, Eight, Five, Four, GroupScales, Iq4, ReadCodes, Six, Steps, Stored};
 
 /// Number of output rows in a register, of which a panel needs two.
@@ -184,7 +184,7 @@ pub(super) struct TileRows<'a> {
 
 /// Returns whether codes of this layout are multiplied in 16 bits, unless there is AVX-VNNI.
 fn needs_words(layout: &Layout) -> bool {
-    matches!(layout.kind, Kind::Quant(Codes::Six | Codes::Eight | Codes::Iq4, _))
+    matches!(layout.kind, PanelKind::Quant(Codes::Six | Codes::Eight | Codes::Iq4, _))
 }
 
 impl<'a> TileRows<'a> {
@@ -244,12 +244,12 @@ pub(super) unsafe fn multiply(
     // SAFETY: the caller guarantees this.
     unsafe {
         match layout.kind {
-            Kind::Quant(Codes::Four, _) => tile!(Four, 8),
-            Kind::Quant(Codes::Five, _) => tile!(Five, 4),
-            Kind::Quant(Codes::E2m1, _) => tile!(E2m1, 4),
-            Kind::Quant(Codes::Iq4, _) => tile::<Iq4, Words>(panel, layout, rows, ahead, results),
-            Kind::Quant(Codes::Six, _) => tile::<Six, Words>(panel, layout, rows, ahead, results),
-            Kind::Quant(Codes::Eight, _) => tile::<Eight, Words>(panel, layout, rows, ahead, results),
+            PanelKind::Quant(Codes::Four, _) => tile!(Four, 8),
+            PanelKind::Quant(Codes::Five, _) => tile!(Five, 4),
+            PanelKind::Quant(Codes::E2m1, _) => tile!(E2m1, 4),
+            PanelKind::Quant(Codes::Iq4, _) => tile::<Iq4, Words>(panel, layout, rows, ahead, results),
+            PanelKind::Quant(Codes::Six, _) => tile::<Six, Words>(panel, layout, rows, ahead, results),
+            PanelKind::Quant(Codes::Eight, _) => tile::<Eight, Words>(panel, layout, rows, ahead, results),
             other => unreachable!("{other:?} is no kind of integers"),
         }
     }
@@ -279,12 +279,12 @@ pub(super) unsafe fn multiply_vnni(
     // SAFETY: the caller guarantees this.
     unsafe {
         match layout.kind {
-            Kind::Quant(Codes::Four, _) => tile!(Four),
-            Kind::Quant(Codes::Five, _) => tile!(Five),
-            Kind::Quant(Codes::E2m1, _) => tile!(E2m1),
-            Kind::Quant(Codes::Iq4, _) => tile!(Iq4),
-            Kind::Quant(Codes::Six, _) => tile!(Six),
-            Kind::Quant(Codes::Eight, _) => tile!(Eight),
+            PanelKind::Quant(Codes::Four, _) => tile!(Four),
+            PanelKind::Quant(Codes::Five, _) => tile!(Five),
+            PanelKind::Quant(Codes::E2m1, _) => tile!(E2m1),
+            PanelKind::Quant(Codes::Iq4, _) => tile!(Iq4),
+            PanelKind::Quant(Codes::Six, _) => tile!(Six),
+            PanelKind::Quant(Codes::Eight, _) => tile!(Eight),
             other => unreachable!("{other:?} is no kind of integers"),
         }
     }
@@ -299,7 +299,7 @@ unsafe fn tile<C: ReadCodes, M: Multiply>(
     results: &mut [[f32; PANEL]],
 ) {
     assert!(panel.len() >= layout.bytes && results.len() == rows.count);
-    let Kind::Quant(_, scales) = layout.kind else { unreachable!("chosen by the kind") };
+    let PanelKind::Quant(_, scales) = layout.kind else { unreachable!("chosen by the kind") };
     let (panel, groups) = (panel.as_ptr(), layout.groups());
     let (row_codes, row_scales, row_sums) = rows.input.from(rows.first);
     let row_totals = rows.input.totals_from(rows.first);

@@ -18,7 +18,7 @@ pub(crate) use encoding::{ByteOrder, ElementType, Encoding, Format};
 pub(crate) use scoring::{RerankRequest, ScoreRequest, ScoringFields, names_queries};
 pub(crate) use task::{PoolingRequest, PoolingTask};
 
-/// JsonFields of earlier releases of vLLM that `use_activation` replaces. They would change the answer.
+/// Fields of earlier releases of vLLM that `use_activation` replaces. They would change the answer.
 const REMOVED: [&str; 3] = ["activation", "normalize", "softmax"];
 
 request_fields! {

@@ -1,7 +1,7 @@
 //! A JSON body as named fields, which are read one by one into Rust types. Errors are collected, so that a client receives
 //! all of them at once, each with its location.
 //!
-//! JsonFields stay raw text until they are read: an unknown field costs only its bytes, and a list of a million token ids
+//! Fields stay raw text until they are read: an unknown field costs only its bytes, and a list of a million token ids
 //! never becomes a million JSON values. The memory of a request is a small multiple of its body: errors beyond the first
 //! are counted, lists have a limit, and a field becomes a tree of JSON values only if it has few of them for its length.
 
