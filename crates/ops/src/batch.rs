@@ -1,6 +1,6 @@
 //! The flat arrays of one step.
 
-use crate::Program;
+use crate::{Program, Rows};
 
 /// The block tables of one KV group: row s holds the blocks of sequence s, padded with the null block 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -48,6 +48,8 @@ pub struct StepBatch {
     pub token_types: Vec<u32>,
     /// Stable slot of each sequence, `[S]` (index into persistent buffers).
     pub slots: Vec<u32>,
+    /// Adapter of each sequence, `[S]`: 0 for none, or 1 + its slot. Empty if no sequence has one.
+    pub adapters: Vec<u32>,
     /// Rows of `[T]` that [`InjectRows`](crate::InjectRows) changes, ascending.
     pub injected: Vec<InjectedRow>,
     /// Place in its sequence after the last key that each row sees, `[T]`: after its own, or after the span that its
@@ -73,6 +75,8 @@ pub struct Limits<'a> {
     pub drawn: usize,
     /// Number of rows of the media cache.
     pub media_rows: usize,
+    /// Number of slots of adapters.
+    pub adapters: usize,
 }
 
 impl StepBatch {
@@ -100,6 +104,7 @@ impl StepBatch {
             pooled_lens: Vec::new(),
             token_types: Vec::new(),
             slots: Vec::with_capacity(sequences),
+            adapters: Vec::new(),
             injected: Vec::new(),
             seen_ends: Vec::new(),
         }
@@ -126,6 +131,19 @@ impl StepBatch {
         end - self.query_range(s).len()..end
     }
 
+    /// Returns the rows of a buffer whose sequences have adapters, each with 1 + the slot of its adapter. `rows` are those of
+    /// the step or the sampled ones.
+    pub fn adapted(&self, rows: Rows) -> impl Iterator<Item = (u32, u32)> {
+        let sampled: &[u32] = if rows == Rows::Sampled { &self.sampled_rows } else { &[] };
+        let tokens = if rows == Rows::Tokens { self.adapters.len() } else { 0 };
+        let all = (0..tokens).flat_map(move |s| self.query_range(s).map(move |row| (row as u32, self.adapters[s])));
+        let sampled = sampled.iter().enumerate().filter(|_| !self.adapters.is_empty()).map(|(index, row)| {
+            let sequence = self.query_start.partition_point(|start| start <= row) - 1;
+            (index as u32, self.adapters[sequence])
+        });
+        all.chain(sampled).filter(|(_, adapter)| *adapter != 0)
+    }
+
     /// Clears the arrays and keeps their memory.
     pub fn clear(&mut self) {
         self.token_ids.clear();
@@ -139,6 +157,7 @@ impl StepBatch {
         self.pooled_lens.clear();
         self.token_types.clear();
         self.slots.clear();
+        self.adapters.clear();
         self.injected.clear();
         self.seen_ends.clear();
     }
@@ -146,7 +165,7 @@ impl StepBatch {
     /// Checks that every index is in range and every array has its length, so that a defect of the caller is an error
     /// and not a write to another sequence's block. The error describes the defect.
     pub fn check(&self, program: &Program, limits: Limits<'_>) -> Result<(), &'static str> {
-        let Limits { kv, drawn, media_rows } = limits;
+        let Limits { kv, drawn, media_rows, adapters } = limits;
         self.check_rows(program)?;
         let (tokens, sequences) = (self.tokens(), self.sequences());
         let rows = self.token_ids.iter().filter(|&id| id & Self::DRAWN != 0).map(|id| id & !Self::DRAWN);
@@ -163,6 +182,8 @@ impl StepBatch {
         require(self.injected.is_sorted_by(|a, b| a.row < b.row), "the order of images' rows")?;
         let is_kept = |injected: &InjectedRow| (injected.media as usize) < media_rows;
         require(self.injected.iter().all(is_kept), "a row beyond the media cache")?;
+        require(self.adapters.is_empty() || self.adapters.len() == sequences, "adapters")?;
+        require(self.adapters.iter().all(|&slot| slot as usize <= adapters), "an adapter beyond the slots")?;
         let groups = program.kv_groups.len();
         require(kv.len() == groups, "no KV cache is allocated")?;
         require(self.slot_mapping.len() == groups && self.block_tables.len() == groups, "the number of KV groups")?;
@@ -225,6 +246,7 @@ impl StepBatch {
         out.pooled_lens.extend_from_slice(&self.pooled_lens);
         out.token_types.extend_from_slice(&self.token_types);
         out.slots.extend_from_slice(&self.slots);
+        out.adapters.extend_from_slice(&self.adapters);
         out.slot_mapping.resize_with(1, Vec::new);
         out.block_tables.resize_with(1, BlockTables::default);
         let (slot_mapping, tables) = (&mut out.slot_mapping[0], &mut out.block_tables[0]);
