@@ -6,13 +6,16 @@
 
 mod config;
 mod merge;
+mod served;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use octavo_ops::WeightError;
+use serde_json::Value;
 
 pub use merge::{MergeOptions, Merged, merge};
+pub use served::{AdapterTargets, ServedAdapter};
 
 use crate::checkpoint::{CheckpointError, Shards, read_object};
 use crate::config::ConfigError;
@@ -83,6 +86,8 @@ struct Delta {
 #[derive(Debug)]
 struct Adapter {
     path: PathBuf,
+    /// Name of the model for which it was trained.
+    base: Option<String>,
     /// By the module's name.
     deltas: BTreeMap<String, Delta>,
 }
@@ -115,7 +120,8 @@ impl Adapter {
         if deltas.is_empty() {
             return Err(unfit("it has no tensors of LoRA".into()));
         }
-        Ok(Self { path: folder.to_owned(), deltas })
+        let base = object.get("base_model_name_or_path").and_then(Value::as_str).map(str::to_owned);
+        Ok(Self { path: folder.to_owned(), base, deltas })
     }
 
     fn unfit(&self, reason: String) -> AdapterError {
