@@ -12,8 +12,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use octavo_engine::{
-    Executor, ExecutorError, Joined, KvCacheSpec, KvGroupSpec, Logprobs, PlannedSequence, PooledRows, SamplingParams,
-    Seat, StepId, StepMasks, StepOutput, StepPlan, TokenOutput,
+    Executor, ExecutorError, Joined, KvCacheSpec, KvGroupSpec, Logprobs, RowKind, SamplingParams, Seat, StepId,
+    StepMasks, StepOutput, StepPlan, TokenOutput,
 };
 use octavo_ops::Program;
 use octavo_ops::cost::{ElementBytes, StepShape, op_cost};
@@ -114,7 +114,7 @@ pub struct SimulatedExecutor {
     time: SimulatedTime,
     shape: StepShape,
     /// Buffers of finished steps, for reuse.
-    spare_rows: Vec<Vec<TokenOutput>>,
+    spare_tokens: Vec<Vec<TokenOutput>>,
 }
 
 /// The state that determines a sequence's tokens.
@@ -122,6 +122,8 @@ struct Sequence {
     key: u64,
     params: Arc<SamplingParams>,
     prompt: Arc<[u32]>,
+    /// Whether its tokens are drawn under masks.
+    constrained: bool,
 }
 
 struct InFlight {
@@ -147,7 +149,7 @@ impl SimulatedExecutor {
             started: Instant::now(),
             time: SimulatedTime::default(),
             shape: StepShape::default(),
-            spare_rows: Vec::new(),
+            spare_tokens: Vec::new(),
         })
     }
 
@@ -159,8 +161,8 @@ impl SimulatedExecutor {
     /// The time that the device takes for a step.
     fn duration(&mut self, plan: &StepPlan) -> Duration {
         self.shape.tokens = plan.tokens.len();
-        self.shape.sampled = plan.rows();
-        self.shape.pooled = plan.vectors();
+        self.shape.sampled = plan.token_rows();
+        self.shape.pooled = plan.pooled_rows();
         self.shape.sequences.clear();
         let sizes = plan.sequences.iter().map(|s| (s.tokens.len(), s.first_position as usize + s.tokens.len()));
         self.shape.sequences.extend(sizes);
@@ -182,7 +184,12 @@ impl SimulatedExecutor {
         let seat = self.seats.get_mut(joined.seat as usize);
         let seat = seat.ok_or_else(|| fatal(format!("seat {} does not exist", joined.seat)))?;
         let key = joined.prompt.iter().fold(joined.params.seed, |key, &id| mix(key ^ u64::from(id)));
-        *seat = Some(Sequence { key, params: Arc::clone(&joined.params), prompt: Arc::clone(&joined.prompt) });
+        *seat = Some(Sequence {
+            key,
+            params: Arc::clone(&joined.params),
+            prompt: Arc::clone(&joined.prompt),
+            constrained: joined.constrained,
+        });
         Ok(())
     }
 
@@ -207,10 +214,12 @@ impl SimulatedExecutor {
         Ok((0..width as u64).map(|i| (mix(sequence.key ^ mix(i)) >> 40) as f32 / (1u64 << 24) as f32).collect())
     }
 
-    fn draw(&self, planned: &PlannedSequence, mask: Option<&[u32]>) -> Result<TokenOutput, ExecutorError> {
-        let sequence = self.sequence(planned.seat)?;
+    /// The token drawn after a position.
+    fn draw(&self, seat: Seat, position: u32, mask: Option<&[u32]>) -> Result<TokenOutput, ExecutorError> {
+        let sequence = self.sequence(seat)?;
         let vocab = self.program.vocab_size as u64;
-        let first = mix(sequence.key ^ mix(u64::from(planned.output_position))) % vocab;
+        let number = (u64::from(position) + 1).wrapping_sub(sequence.prompt.len() as u64);
+        let first = mix(sequence.key ^ mix(number)) % vocab;
         // Requests end by their token limit, so that a simulation has the requested length.
         let ends = |id: u32| sequence.params.eos_token_ids.contains(&id) || sequence.params.stop_token_ids.contains(id);
         let allowed = |id: u32| mask.is_none_or(|mask| mask[id as usize / 32] >> (id % 32) & 1 == 1);
@@ -250,8 +259,8 @@ impl Executor for SimulatedExecutor {
         }
         let start = self.busy_until.max(self.now());
         self.busy_until = start + self.duration(&plan);
-        let rows = self.spare_rows.pop().unwrap_or_default();
-        let output = StepOutput { rows, embeddings: Vec::new(), plan };
+        let tokens = self.spare_tokens.pop().unwrap_or_default();
+        let output = StepOutput { tokens, vectors: Vec::new(), plan };
         self.steps.push_back(InFlight { output, end: self.busy_until, sampled: false });
         Ok(())
     }
@@ -262,17 +271,17 @@ impl Executor for SimulatedExecutor {
         let flight = index.and_then(|index| self.steps.remove(index));
         let mut flight = flight.ok_or_else(|| fatal(format!("step {step} is not in flight")))?;
         let mut masks = masks.bits.chunks_exact(masks.words.max(1));
-        let StepOutput { rows, embeddings, plan } = &mut flight.output;
-        for planned in &plan.sequences {
-            for position in planned.scores.clone() {
-                rows.push(self.score(planned.seat, position)?);
-            }
-            if planned.samples {
-                let mask = if planned.constrained { masks.next() } else { None };
-                rows.push(self.draw(planned, mask)?);
-            }
-            if planned.pools != PooledRows::None {
-                embeddings.push(self.embed(planned.seat)?.repeat(planned.vectors()));
+        let StepOutput { tokens, vectors, plan } = &mut flight.output;
+        for row in &plan.rows {
+            let planned = plan.sequence(row).ok_or_else(|| fatal(format!("a row is of sequence {}", row.sequence)))?;
+            let seat = planned.seat;
+            match row.kind {
+                RowKind::Score => tokens.push(self.score(seat, row.position)?),
+                RowKind::Draw | RowKind::Verify => {
+                    let mask = if self.sequence(seat)?.constrained { masks.next() } else { None };
+                    tokens.push(self.draw(seat, row.position, mask)?);
+                }
+                RowKind::Pool => vectors.extend(self.embed(seat)?),
             }
         }
         flight.sampled = true;
@@ -293,9 +302,9 @@ impl Executor for SimulatedExecutor {
         Ok(step.output)
     }
 
-    fn recycle(&mut self, mut rows: Vec<TokenOutput>) {
-        rows.clear();
-        self.spare_rows.push(rows);
+    fn recycle(&mut self, mut tokens: Vec<TokenOutput>) {
+        tokens.clear();
+        self.spare_tokens.push(tokens);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Tests of the simulated executor on a tiny program.
 
 use super::*;
-use octavo_engine::InputToken;
+use octavo_engine::{InputToken, PlannedRow, PlannedSequence};
 use octavo_ops::cost::step_cost;
 use octavo_ops::testing::TinyModel;
 use proptest::prelude::*;
@@ -21,28 +21,18 @@ fn virtual_time() -> SimulatorConfig {
     SimulatorConfig { clock: Clock::Virtual, blocks: Some(100), ..SimulatorConfig::default() }
 }
 
-fn joined(seat: u32, prompt: &[u32], params: SamplingParams) -> Joined {
-    Joined {
-        seat,
-        params: Arc::new(params),
-        prompt: prompt.into(),
-        output: Vec::new(),
-        images: [].into(),
-        second_text: None,
+/// Appends `tokens` tokens of a sequence, after the last of which a token is drawn if `draws`.
+fn add(plan: &mut StepPlan, seat: u32, first_position: u32, tokens: usize, draws: bool) {
+    let (start, sequence) = (plan.tokens.len(), plan.sequences.len() as u32);
+    if draws {
+        let position = first_position + tokens as u32 - 1;
+        plan.rows.push(PlannedRow { sequence, position, kind: RowKind::Draw });
     }
-}
-
-/// Appends `tokens` tokens of a sequence, the last of which samples if `output` says which output it is.
-fn add(plan: &mut StepPlan, seat: u32, first_position: u32, tokens: usize, output: Option<u32>) {
-    let start = plan.tokens.len();
     plan.tokens.extend(std::iter::repeat_n(InputToken::Id(1), tokens));
     plan.sequences.push(PlannedSequence {
         seat,
         tokens: start..start + tokens,
         first_position,
-        tables: 0..0,
-        samples: output.is_some(),
-        output_position: output.unwrap_or(0),
         ..PlannedSequence::default()
     });
 }
@@ -51,7 +41,7 @@ fn run(executor: &mut SimulatedExecutor, plan: StepPlan) -> Vec<u32> {
     let step = plan.step;
     executor.submit(plan).unwrap();
     executor.sample(step, StepMasks::default()).unwrap();
-    executor.wait().unwrap().rows.iter().map(|row| row.id).collect()
+    executor.wait().unwrap().tokens.iter().map(|token| token.id).collect()
 }
 
 #[test]
@@ -62,9 +52,9 @@ fn tokens_depend_on_prompt_seed_and_position_alone() {
     for step in 0..4 {
         let mut plan = StepPlan { step, ..StepPlan::default() };
         if step == 0 {
-            plan.joined.push(joined(0, &[1, 2, 3], params.clone()));
+            plan.joined.push(Joined::new(0, [1, 2, 3], params.clone()));
         }
-        add(&mut plan, 0, 3 + step as u32, 1, Some(step as u32));
+        add(&mut plan, 0, 2 + step as u32, 1, true);
         expected.extend(run(&mut alone, plan));
     }
 
@@ -74,11 +64,11 @@ fn tokens_depend_on_prompt_seed_and_position_alone() {
     for step in 0..5 {
         let mut plan = StepPlan { step, ..StepPlan::default() };
         if step == 0 || step == 3 {
-            plan.joined.push(joined(9, &[1, 2, 3], params.clone()));
-            plan.joined.push(joined(5, &[1, 2, 4], params.clone()));
+            plan.joined.push(Joined::new(9, [1, 2, 3], params.clone()));
+            plan.joined.push(Joined::new(5, [1, 2, 4], params.clone()));
         }
-        add(&mut plan, 5, 10, 2, Some(0));
-        add(&mut plan, 9, 0, 2, step.checked_sub(1).map(|n| n as u32));
+        add(&mut plan, 5, 10, 2, true);
+        add(&mut plan, 9, step as u32, 2, step > 0);
         found.extend(run(&mut batch, plan).get(1));
     }
     assert_eq!(found, expected);
@@ -101,8 +91,8 @@ fn a_step_takes_the_bounds_of_its_ops_and_the_overhead() {
     let device = Device { peak_flops, ..Device::L40S };
     let mut executor = SimulatedExecutor::new(program(), device.clone(), virtual_time()).unwrap();
     let mut plan =
-        StepPlan { step: 1, joined: vec![joined(0, &[1; 64], SamplingParams::default())], ..Default::default() };
-    add(&mut plan, 0, 0, 64, Some(0));
+        StepPlan { step: 1, joined: vec![Joined::new(0, [1; 64], SamplingParams::default())], ..Default::default() };
+    add(&mut plan, 0, 0, 64, true);
     run(&mut executor, plan);
     let seconds = bound(&StepShape::prefill(64), &device);
     assert_eq!(executor.time().elapsed(), device.step_overhead + Duration::from_secs_f64(seconds));
@@ -115,8 +105,8 @@ fn two_steps_in_flight_keep_the_device_busy() {
     let mut executor = executor(virtual_time());
     for step in 1..=2 {
         let mut plan = StepPlan { step, ..StepPlan::default() };
-        plan.joined.push(joined(0, &[1], SamplingParams::default()));
-        add(&mut plan, 0, 0, 1, Some(0));
+        plan.joined.push(Joined::new(0, [1], SamplingParams::default()));
+        add(&mut plan, 0, 0, 1, true);
         executor.submit(plan).unwrap();
         executor.sample(step, StepMasks::default()).unwrap();
     }
@@ -135,8 +125,9 @@ fn real_time_takes_at_least_the_simulated_time() {
         SimulatorConfig { clock: Clock::Real { speed_up: 4.0 }, blocks: Some(10), ..SimulatorConfig::default() };
     let mut executor = SimulatedExecutor::new(program(), slow, config).unwrap();
     let started = Instant::now();
-    let mut plan = StepPlan { step: 1, joined: vec![joined(0, &[1], SamplingParams::default())], ..Default::default() };
-    add(&mut plan, 0, 0, 1, Some(0));
+    let mut plan =
+        StepPlan { step: 1, joined: vec![Joined::new(0, [1], SamplingParams::default())], ..Default::default() };
+    add(&mut plan, 0, 0, 1, true);
     run(&mut executor, plan);
     assert!(started.elapsed() >= Duration::from_millis(10));
 }
@@ -145,17 +136,17 @@ fn real_time_takes_at_least_the_simulated_time() {
 fn masks_and_ends_are_respected() {
     let mut executor = executor(virtual_time());
     let params = SamplingParams { eos_token_ids: vec![5], logprobs: Some(3), ..SamplingParams::default() };
-    let mut plan = StepPlan { step: 1, joined: vec![joined(0, &[1], params)], ..StepPlan::default() };
-    add(&mut plan, 0, 0, 1, Some(0));
-    plan.sequences[0].constrained = true;
+    let mut plan = StepPlan { step: 1, joined: vec![Joined::new(0, [1], params)], ..StepPlan::default() };
+    add(&mut plan, 0, 0, 1, true);
+    plan.joined[0].constrained = true;
     executor.submit(plan).unwrap();
     let words = VOCAB.div_ceil(32);
     let mut bits = vec![0u32; words];
     bits[0] = 1 << 5 | 1 << 9;
     executor.sample(1, StepMasks { words, bits }).unwrap();
     let output = executor.wait().unwrap();
-    assert_eq!(output.rows[0].id, 9);
-    let logprobs = output.rows[0].logprobs.as_ref().unwrap();
+    assert_eq!(output.tokens[0].id, 9);
+    let logprobs = output.tokens[0].logprobs.as_ref().unwrap();
     assert_eq!((logprobs.rank, logprobs.top.len(), logprobs.top[0]), (1, 3, (9, logprobs.logprob)));
 }
 
@@ -191,8 +182,8 @@ proptest! {
         let mut expected = Duration::ZERO;
         for (step, &(tokens, position)) in steps.iter().enumerate() {
             let mut plan = StepPlan { step: step as u64, ..StepPlan::default() };
-            plan.joined.push(joined(3, &[1], SamplingParams::default()));
-            add(&mut plan, 3, position, tokens, Some(0));
+            plan.joined.push(Joined::new(3, [1], SamplingParams::default()));
+            add(&mut plan, 3, position, tokens, true);
             run(&mut executor, plan);
             let sequences = vec![(tokens, position as usize + tokens)];
             let shape = StepShape { tokens, sampled: 1, sequences, ..StepShape::default() };

@@ -53,8 +53,8 @@ pub trait Executor: Send {
     /// Returns the vocabulary size V, which determines the size of masks.
     fn vocab_size(&self) -> usize;
 
-    /// Returns the maximum number of rows of a step that reach the head: those that score prompts, and one of each
-    /// sequence that samples. What exceeds `max_num_seqs`, or one row, is the budget of scores.
+    /// Returns the maximum number of rows of a step that reach the head: those that score prompts, and those that draw
+    /// tokens. What exceeds `max_num_seqs`, or one row, is the budget of scores.
     fn max_rows(&self) -> usize;
 
     /// Returns the maximum number of steps in flight: 1 or 2.
@@ -77,9 +77,9 @@ pub trait Executor: Send {
     /// Blocks until the oldest step has its tokens.
     fn wait(&mut self) -> Result<StepOutput, ExecutorError>;
 
-    /// Takes back the emptied buffer of [`StepOutput::rows`] for reuse in a later step.
-    fn recycle(&mut self, rows: Vec<TokenOutput>) {
-        drop(rows);
+    /// Takes back the emptied buffer of [`StepOutput::tokens`] for reuse in a later step.
+    fn recycle(&mut self, tokens: Vec<TokenOutput>) {
+        drop(tokens);
     }
 
     /// Returns the buffer of masks that are no longer needed, for the next [`Executor::sample`] with constrained rows.

@@ -105,14 +105,14 @@ impl ManualScheduler {
         &self.plan
     }
 
-    /// Completes the step with `token` sampled in every row.
+    /// Completes the step with `token` drawn in every row.
     pub fn retire(&mut self, token: u32) {
-        for row in &self.record.rows {
-            let alive = self.scheduler.retire(row).is_some();
-            if let Some(sequence) = self.scheduler.sequence_mut(row.key).filter(|_| alive && row.samples()) {
+        for share in &self.record.shares {
+            let alive = self.scheduler.retire(share).is_some();
+            if let Some(sequence) = self.scheduler.sequence_mut(share.key).filter(|_| alive && share.rows.draws > 0) {
                 sequence.history.output.push(token);
                 if sequence.full() {
-                    self.scheduler.remove(row.key);
+                    self.scheduler.remove(share.key);
                 }
             }
         }

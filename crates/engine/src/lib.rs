@@ -21,6 +21,7 @@ pub mod mock;
 mod plan;
 mod request;
 mod scheduler;
+mod scores;
 mod sequence;
 mod status;
 mod stop;
@@ -36,8 +37,8 @@ pub use executor::{Executor, ExecutorError, KvCacheSpec, KvGroupSpec};
 pub use image::{ImageHash, ImageInput, ImageSpan, ImageSpec, PromptImage};
 pub use kv::{BlockHash, ExtraKey, KvEvent, KvEventSink};
 pub use plan::{
-    InjectedTokens, InputToken, Joined, Logprobs, PlannedImage, PlannedSequence, PooledRows, Seat, StepId, StepMasks,
-    StepOutput, StepPlan, TokenOutput,
+    InjectedTokens, InputToken, Joined, Logprobs, PlannedImage, PlannedRow, PlannedSequence, RowKind, Seat, StepId,
+    StepMasks, StepOutput, StepPlan, TableChange, TokenOutput,
 };
 pub use request::{
     ClientId, FinishReason, Pooling, RepetitionDetection, Request, RequestEvent, SamplingParams, StageTimes,

@@ -17,9 +17,9 @@ pub type Seat = u32;
 pub enum InputToken {
     /// A token that the engine knows.
     Id(u32),
-    /// The token that row `row` of the preceding step samples. The engine has not seen it yet.
+    /// The token that row `row` of the preceding step draws. The engine has not seen it yet.
     Drawn {
-        /// Index among the preceding step's rows.
+        /// Index among the preceding step's rows that give a token.
         row: u32,
     },
 }
@@ -53,23 +53,80 @@ pub struct Joined {
     pub prompt: Arc<[u32]>,
     /// Tokens generated before a preemption; empty for a new sequence.
     pub output: Vec<u32>,
+    /// Whether [`Executor::sample`](crate::Executor::sample) brings a mask for each row that draws a token.
+    pub constrained: bool,
     /// Images of the prompt, in order. They determine the positions of all tokens.
     pub images: Arc<[PromptImage]>,
     /// Position of the first token of the second text of a pair.
     pub second_text: Option<u32>,
 }
 
-/// Vectors of a sequence that a step returns.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PooledRows {
-    /// None.
-    #[default]
-    None,
-    /// One vector of the prompt, whose last token is the last one of this step. A model that reduces all rows of the
-    /// prompt gets the whole prompt in one step.
-    Prompt,
-    /// A vector for each token of this step.
-    Each,
+impl Joined {
+    /// Creates the data of a new sequence of text without a mask.
+    pub fn new(seat: Seat, prompt: impl Into<Arc<[u32]>>, params: impl Into<Arc<SamplingParams>>) -> Self {
+        Self {
+            seat,
+            params: params.into(),
+            prompt: prompt.into(),
+            output: Vec::new(),
+            constrained: false,
+            images: Arc::default(),
+            second_text: None,
+        }
+    }
+}
+
+/// What a step returns for a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowKind {
+    /// The log-probabilities of the prompt token after the row, with the number of alternatives from `prompt_logprobs`.
+    Score,
+    /// A token drawn after the row, which is the last known one.
+    Draw,
+    /// A token drawn after the row, which is a draft. It counts if the tokens drawn before it in this step equal the
+    /// drafts.
+    Verify,
+    /// A vector. A model that reduces rows to one reduces those of the sequence in this step up to this one, from the
+    /// first or from the pooled row before.
+    Pool,
+}
+
+impl RowKind {
+    /// Returns whether the row reaches the head and gives a token.
+    pub const fn gives_token(self) -> bool {
+        !matches!(self, Self::Pool)
+    }
+
+    /// Returns whether a token is drawn.
+    pub const fn draws(self) -> bool {
+        matches!(self, Self::Draw | Self::Verify)
+    }
+}
+
+/// A token of a step that gives an output.
+///
+/// The token that is drawn after position p is the output token number p + 1 − prompt length, counted from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlannedRow {
+    /// Index of its sequence in [`StepPlan::sequences`].
+    pub sequence: u32,
+    /// Position of the token in its sequence.
+    pub position: u32,
+    /// What the step returns for it.
+    pub kind: RowKind,
+}
+
+/// A change of a block table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableChange {
+    /// Seat of the sequence.
+    pub seat: Seat,
+    /// KV group.
+    pub group: u32,
+    /// Number of leading blocks that stay.
+    pub start: u32,
+    /// Range in [`StepPlan::blocks`] of the blocks that follow, in place of those that did.
+    pub blocks: Range<usize>,
 }
 
 /// One sequence's part of the step.
@@ -81,80 +138,62 @@ pub struct PlannedSequence {
     pub tokens: Range<usize>,
     /// Position of its first token in this step.
     pub first_position: u32,
-    /// Block tables in [`StepPlan::blocks`], one per KV group, with enough blocks for every token up to the last of
-    /// this step.
-    pub tables: Range<usize>,
-    /// Positions of this step's tokens that are scored: position p gives the log-probabilities of prompt token p + 1,
-    /// with the number of alternatives from `prompt_logprobs`. Mostly empty.
-    pub scores: Range<u32>,
-    /// Whether the step samples a token after its last token, because that is the last known one.
-    pub samples: bool,
-    /// Vectors that the step returns.
-    pub pools: PooledRows,
-    /// Index of the sampled token, counted from the first generated one.
-    pub output_position: u32,
-    /// Whether a mask will come with [`Executor::sample`](crate::Executor::sample).
-    pub constrained: bool,
     /// Range of its tokens of images in [`StepPlan::injected`], in order.
     pub injected: Range<usize>,
 }
 
-/// The plan of one step.
+/// The plan of one step. It names only what is new: an executor keeps the sequences in their seats and their block tables
+/// from step to step.
 #[derive(Clone, Debug, Default)]
 pub struct StepPlan {
     /// Number of the step.
     pub step: StepId,
     /// Input tokens of all sequences, `[T]`.
     pub tokens: Vec<InputToken>,
-    /// Sequences in scheduling order. The step's rows are numbered from 0 in this order: first the rows that a sequence
-    /// scores, by position, then the row that it samples, if any. Embeddings have their own numbering.
+    /// Sequences in scheduling order. Each has at least one token.
     pub sequences: Vec<PlannedSequence>,
-    /// Block tables as ranges of [`StepPlan::blocks`]. `sequences[i].tables` selects one range per KV group.
-    pub tables: Vec<Range<usize>>,
-    /// Block ids of all tables.
-    pub blocks: Vec<u32>,
-    /// Sequences that take a seat in this step. They are applied before [`StepPlan::sequences`] is read.
+    /// Rows that give an output, sequence by sequence, by position: first those that score, then those that draw, then
+    /// those that are pooled.
+    pub rows: Vec<PlannedRow>,
+    /// Seats that sequences have left since the plan before. They are applied first.
+    pub left: Vec<Seat>,
+    /// Sequences that take a seat in this step. Their block tables are empty.
     pub joined: Vec<Joined>,
+    /// Changes of block tables, which follow. With them, the tables have a block for every token of the step and before.
+    pub tables: Vec<TableChange>,
+    /// Block ids of all changes.
+    pub blocks: Vec<u32>,
     /// Images that are encoded first.
     pub encode: Vec<PlannedImage>,
     /// Tokens of images of all sequences, whose rows of the media cache this step or an earlier one has encoded.
     pub injected: Vec<InjectedTokens>,
 }
 
-impl PlannedSequence {
-    /// Returns the number of rows that reach the head.
-    pub fn rows(&self) -> usize {
-        self.scores.len() + usize::from(self.samples)
-    }
-
-    /// Returns the number of vectors that are returned.
-    pub fn vectors(&self) -> usize {
-        match self.pools {
-            PooledRows::None => 0,
-            PooledRows::Prompt => 1,
-            PooledRows::Each => self.tokens.len(),
-        }
-    }
-}
-
 impl StepPlan {
-    /// Returns the number of rows that reach the head: scored rows and rows that sample a token.
-    pub fn rows(&self) -> usize {
-        self.sequences.iter().map(PlannedSequence::rows).sum()
+    /// Returns the number of rows that reach the head and give a token.
+    pub fn token_rows(&self) -> usize {
+        self.rows.iter().filter(|row| row.kind.gives_token()).count()
     }
 
-    /// Returns the number of vectors that are returned.
-    pub fn vectors(&self) -> usize {
-        self.sequences.iter().map(PlannedSequence::vectors).sum()
+    /// Returns the number of rows that give a vector.
+    pub fn pooled_rows(&self) -> usize {
+        self.rows.len() - self.token_rows()
+    }
+
+    /// Returns the sequence of a row; `None` if the plan is malformed.
+    pub fn sequence(&self, row: &PlannedRow) -> Option<&PlannedSequence> {
+        self.sequences.get(row.sequence as usize)
     }
 
     /// Clears the plan and keeps its memory.
     pub fn clear(&mut self) {
         self.tokens.clear();
         self.sequences.clear();
+        self.rows.clear();
+        self.left.clear();
+        self.joined.clear();
         self.tables.clear();
         self.blocks.clear();
-        self.joined.clear();
         self.encode.clear();
         self.injected.clear();
     }
@@ -184,15 +223,15 @@ pub struct Logprobs {
 /// The result of a step.
 #[derive(Debug, Default)]
 pub struct StepOutput {
-    /// Tokens of the plan's rows, in order.
-    pub rows: Vec<TokenOutput>,
-    /// Vectors of the sequences that pool, in order: one vector, or those of the step's tokens one after the other.
-    pub embeddings: Vec<Vec<f32>>,
+    /// Tokens of the plan's rows that give a token, in order.
+    pub tokens: Vec<TokenOutput>,
+    /// Vectors of the plan's pooled rows one after the other, all of the same length.
+    pub vectors: Vec<f32>,
     /// The plan, returned for reuse of its memory.
     pub plan: StepPlan,
 }
 
-/// Bit masks for the constrained rows of a step, in the order of the plan's constrained sequences that sample.
+/// Bit masks for the rows of a step that draw a token for a constrained sequence, in order.
 #[derive(Debug, Default)]
 pub struct StepMasks {
     /// Number of words in a mask: ⌈V / 32⌉.

@@ -1,7 +1,6 @@
 //! A request inside the engine, and the table of all requests.
 
 use std::collections::HashMap;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,12 +9,11 @@ use octavo_telemetry::FinishedRequest;
 use crate::image::SequenceImages;
 use crate::inbox::RequestId;
 use crate::kv::{KvLayout, SequenceKv, TokenHistory};
+use crate::scores::PromptScores;
 use crate::stop::RepetitionDetector;
 use crate::stream::{EventSender, FirstEvent};
 use crate::timeline::Timeline;
-use crate::{
-    ClientId, Constraint, FinishReason, Logprobs, PooledRows, Pooling, Request, SamplingParams, Seat, StepId, Task,
-};
+use crate::{ClientId, Constraint, FinishReason, Pooling, Request, SamplingParams, Seat, StepId, Task};
 
 /// Location of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +33,26 @@ pub(crate) enum LastOutput {
     Vectors(Pooling),
     /// Returns nothing more: the prompt is scored, which ends the request.
     Scores,
+}
+
+/// Rows of a share that give an output, by kind. Those that score come first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ShareRows {
+    /// Whether the share ends with the last known token, so that an answer follows.
+    pub(crate) completes: bool,
+    /// Number of rows that score the prompt.
+    pub(crate) scores: usize,
+    /// Number of rows that draw a token, which are those of the last tokens.
+    pub(crate) draws: usize,
+    /// Number of rows that give a vector, which are those of the last tokens.
+    pub(crate) vectors: usize,
+}
+
+impl ShareRows {
+    /// Returns the number of rows that reach the head.
+    pub(crate) fn tokens(&self) -> usize {
+        self.scores + self.draws
+    }
 }
 
 /// A request inside the engine.
@@ -58,15 +76,9 @@ pub(crate) struct Sequence {
     pub(crate) unsatisfiable: bool,
     pub(crate) repetition: Option<RepetitionDetector>,
     pub(crate) last_output: LastOutput,
-    /// Number of prompt tokens, counted from the end, with requested log-probabilities; 0 if there are none.
-    to_score: usize,
-    /// Number of tokens of `to_score` that steps so far have scored or will score. It survives preemption, as those
-    /// steps do.
-    pub(crate) scored: usize,
-    /// Log-probabilities received so far.
-    pub(crate) prompt_logprobs: Vec<Logprobs>,
-    /// Vectors of tokens received so far.
-    pub(crate) vectors: Vec<f32>,
+    pub(crate) scores: PromptScores,
+    /// Vectors received so far.
+    vectors: Vec<f32>,
     /// Position of the first token of the second text of a pair.
     pub(crate) second_text: Option<u32>,
     parent_n: Option<u32>,
@@ -82,7 +94,7 @@ pub(crate) struct Sequence {
     /// Maximum number of prompt and output tokens together.
     limit: usize,
     pub(crate) pending: usize,
-    /// Row of the latest step that samples the last pending token.
+    /// Row of the latest step that draws the last pending token, among those that give one.
     pub(crate) drawn_row: u32,
     pub(crate) submitted: usize,
     pub(crate) retired: usize,
@@ -115,12 +127,10 @@ impl Sequence {
         Self {
             id,
             name,
-            to_score: if scores { prompt.len() - 1 } else { 0 },
+            scores: PromptScores::new(if scores { prompt.len() - 1 } else { 0 }),
             history: TokenHistory::new(prompt),
             repetition: params.repetition_detection.and_then(RepetitionDetector::new),
             last_output,
-            scored: 0,
-            prompt_logprobs: Vec::new(),
             vectors: Vec::new(),
             second_text,
             params,
@@ -163,38 +173,43 @@ impl Sequence {
         if self.pending > 0 && total >= self.limit { 0 } else { total - self.submitted }
     }
 
-    /// Returns the number of tokens from `first` on that a step may compute without scoring more than `rows` rows.
-    pub(crate) fn within_rows(&self, first: usize, rows: usize) -> usize {
-        if self.to_score - self.scored <= rows { usize::MAX } else { (self.scored + rows).saturating_sub(first) }
-    }
-
-    /// Returns the positions that a step which computes the tokens up to `end` has to score.
-    pub(crate) fn scores_until(&self, end: usize) -> Range<usize> {
-        self.scored..end.min(self.to_score).max(self.scored)
-    }
-
-    /// Returns the number of tokens that may come from the prefix cache. Tokens that are still to be scored and tokens
-    /// whose vectors are returned must be computed.
+    /// Returns the number of tokens that may come from the prefix cache. Tokens whose vectors are returned must be
+    /// computed.
     pub(crate) fn may_be_cached(&self) -> usize {
         match self.last_output {
             LastOutput::Vectors(Pooling::Tokens) => 0,
-            _ if self.scored < self.to_score => self.scored,
-            _ => usize::MAX,
+            _ => self.scores.may_be_cached(),
         }
     }
 
-    /// Returns the vectors that a step returns whose last token of the sequence is at `end - 1`.
-    pub(crate) fn pools_until(&self, end: usize) -> PooledRows {
-        match self.last_output {
-            LastOutput::Vectors(Pooling::Tokens) => PooledRows::Each,
-            LastOutput::Vectors(Pooling::Prompt) if end == self.total() => PooledRows::Prompt,
-            _ => PooledRows::None,
+    /// Returns the rows that give an output in a step which computes the tokens `first..end`.
+    pub(crate) fn rows_of(&self, first: usize, end: usize) -> ShareRows {
+        let completes = end == self.total();
+        ShareRows {
+            completes,
+            scores: self.scores.until(end).len(),
+            draws: usize::from(completes && self.last_output == LastOutput::Token),
+            vectors: match self.last_output {
+                LastOutput::Vectors(Pooling::Tokens) => end - first,
+                LastOutput::Vectors(Pooling::Prompt) => usize::from(completes),
+                _ => 0,
+            },
         }
     }
 
-    /// Returns whether the prompt's log-probabilities were requested.
-    pub(crate) fn scores_prompt(&self) -> bool {
-        self.to_score > 0
+    /// Keeps the vectors that a step returned, of which the first is that of the token at `first` if each token has one.
+    /// Those of tokens that were computed again after a preemption replace the earlier ones.
+    pub(crate) fn keep_vectors(&mut self, first: usize, vectors: &[f32], width: usize) {
+        let at = if self.last_output == LastOutput::Vectors(Pooling::Tokens) { first * width } else { 0 };
+        if at <= self.vectors.len() {
+            self.vectors.truncate(at);
+            self.vectors.extend_from_slice(vectors);
+        }
+    }
+
+    /// Returns the vectors, if they are the answer.
+    pub(crate) fn take_vectors(&mut self) -> Option<Vec<f32>> {
+        matches!(self.last_output, LastOutput::Vectors(_)).then(|| std::mem::take(&mut self.vectors))
     }
 
     /// Returns whether the output repeats itself with its newest token. Must be called once per token.
@@ -212,10 +227,7 @@ impl Sequence {
     /// Returns the data of the first event, if the latest token is the first or the answer is no token.
     pub(crate) fn first_event(&mut self) -> Option<FirstEvent> {
         let first = self.history.output.len() <= 1;
-        first.then(|| FirstEvent {
-            cached_tokens: self.cached_tokens,
-            prompt_logprobs: std::mem::take(&mut self.prompt_logprobs),
-        })
+        first.then(|| FirstEvent { cached_tokens: self.cached_tokens, prompt_logprobs: self.scores.take() })
     }
 
     /// Assigns a seat, with `cached` tokens already in its blocks.
@@ -224,7 +236,7 @@ impl Sequence {
         if !self.timeline.was_scheduled() {
             self.cached_tokens = cached as u32;
             self.history.output.reserve(self.limit - self.history.len());
-            self.prompt_logprobs.reserve_exact(self.to_score);
+            self.scores.reserve();
             self.kv.reserve(layout, self.limit);
         }
         self.residence = Residence::Running(seat);

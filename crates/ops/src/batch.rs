@@ -2,19 +2,56 @@
 
 use crate::{Program, Rows};
 
-/// The block tables of one KV group: row s holds the blocks of sequence s, padded with the null block 0.
+/// The block tables of one KV group by seat. They stay from step to step, so that a step changes only what is new.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockTables {
-    /// Number of entries in a row.
-    pub stride: usize,
-    /// Block ids, `[S, stride]`.
-    pub ids: Vec<u32>,
+    tables: Vec<Vec<u32>>,
+    /// Largest block id that was ever in a table.
+    highest: u32,
 }
 
 impl BlockTables {
-    /// Returns the blocks of sequence `s`, including padding.
-    pub fn row(&self, s: usize) -> &[u32] {
-        &self.ids[s * self.stride..(s + 1) * self.stride]
+    /// Creates the tables of the seats 0, 1, 2, ….
+    pub fn of(tables: impl IntoIterator<Item = Vec<u32>>) -> Self {
+        let mut all = Self::default();
+        for (seat, table) in (0..).zip(tables) {
+            all.change(seat, 0, table);
+        }
+        all
+    }
+
+    /// Returns the table of a seat. It may go on after the blocks of its sequence.
+    pub fn get(&self, seat: u32) -> &[u32] {
+        self.tables.get(seat as usize).map_or(&[], Vec::as_slice)
+    }
+
+    /// Replaces all blocks of a seat after the first `start`. Returns `false` and changes nothing if there are fewer.
+    pub fn change(&mut self, seat: u32, start: usize, blocks: impl IntoIterator<Item = u32>) -> bool {
+        if start > self.get(seat).len() {
+            return false;
+        }
+        if self.tables.len() <= seat as usize {
+            self.tables.resize_with(seat as usize + 1, Vec::new);
+        }
+        let table = &mut self.tables[seat as usize];
+        table.truncate(start);
+        table.extend(blocks);
+        self.highest = table[start..].iter().copied().fold(self.highest, u32::max);
+        true
+    }
+}
+
+/// The block tables of the sequences of a step in one KV group.
+#[derive(Clone, Copy, Debug)]
+pub struct SequenceTables<'a> {
+    tables: &'a BlockTables,
+    seats: &'a [u32],
+}
+
+impl<'a> SequenceTables<'a> {
+    /// Returns the blocks of sequence `s`, which may be followed by others.
+    pub fn row(&self, s: usize) -> &'a [u32] {
+        self.tables.get(self.seats[s])
     }
 }
 
@@ -31,7 +68,7 @@ pub struct StepBatch {
     pub positions: Vec<u32>,
     /// Slot `block · block_size + offset` to which each token's key and value are written, `[T]` per KV group.
     pub slot_mapping: Vec<Vec<u32>>,
-    /// Block tables, one per KV group.
+    /// Block tables by seat, one per KV group. [`StepBatch::clear`] keeps them.
     pub block_tables: Vec<BlockTables>,
     /// First row of each sequence, `[S + 1]`; the first element is 0, the last T.
     pub query_start: Vec<u32>,
@@ -46,8 +83,8 @@ pub struct StepBatch {
     pub pooled_lens: Vec<u32>,
     /// Type of each token, `[T]`; empty if the program reads none.
     pub token_types: Vec<u32>,
-    /// Stable slot of each sequence, `[S]` (index into persistent buffers).
-    pub slots: Vec<u32>,
+    /// Seat of each sequence, `[S]`: its index in what is kept from step to step.
+    pub seats: Vec<u32>,
     /// Adapter of each sequence, `[S]`: 0 for none, or 1 + its slot. Empty if no sequence has one.
     pub adapters: Vec<u32>,
     /// Rows of `[T]` that [`InjectRows`](crate::InjectRows) changes, ascending.
@@ -89,7 +126,7 @@ impl StepBatch {
     }
 
     /// Creates an empty batch with memory for steps of the given numbers of tokens and sequences, and `rows` rows that
-    /// reach the head. Block tables grow as they are filled.
+    /// reach the head. Block tables grow with their sequences.
     pub fn with_capacity(tokens: usize, sequences: usize, rows: usize, kv_groups: usize) -> Self {
         Self {
             token_ids: Vec::with_capacity(tokens),
@@ -103,7 +140,7 @@ impl StepBatch {
             pooled_rows: Vec::with_capacity(sequences),
             pooled_lens: Vec::new(),
             token_types: Vec::new(),
-            slots: Vec::with_capacity(sequences),
+            seats: Vec::with_capacity(sequences),
             adapters: Vec::new(),
             injected: Vec::new(),
             seen_ends: Vec::new(),
@@ -144,19 +181,23 @@ impl StepBatch {
         all.chain(sampled).filter(|(_, adapter)| *adapter != 0)
     }
 
-    /// Clears the arrays and keeps their memory.
+    /// Returns the block tables of the step's sequences in a KV group.
+    pub fn tables(&self, group: usize) -> SequenceTables<'_> {
+        SequenceTables { tables: &self.block_tables[group], seats: &self.seats }
+    }
+
+    /// Clears the arrays except the block tables, and keeps their memory.
     pub fn clear(&mut self) {
         self.token_ids.clear();
         self.positions.clear();
         self.slot_mapping.iter_mut().for_each(Vec::clear);
-        self.block_tables.iter_mut().for_each(|t| t.ids.clear());
         self.query_start.clear();
         self.seq_lens.clear();
         self.sampled_rows.clear();
         self.pooled_rows.clear();
         self.pooled_lens.clear();
         self.token_types.clear();
-        self.slots.clear();
+        self.seats.clear();
         self.adapters.clear();
         self.injected.clear();
         self.seen_ends.clear();
@@ -190,10 +231,10 @@ impl StepBatch {
         for ((&(size, blocks), slots), tables) in kv.iter().zip(&self.slot_mapping).zip(&self.block_tables) {
             require(slots.len() == tokens, "slot mapping")?;
             require(slots.iter().all(|&slot| (slot as usize) < blocks * size), "a slot beyond the KV cache")?;
-            require(tables.ids.len() == sequences * tables.stride, "block tables")?;
-            require(tables.ids.iter().all(|&id| (id as usize) < blocks), "a block beyond the KV cache")?;
-            let covered = tables.stride * size;
-            require(self.seq_lens.iter().all(|&len| len as usize <= covered), "a sequence longer than its table")?;
+            require(self.seats.len() == sequences, "seats")?;
+            require((tables.highest as usize) < blocks.max(1), "a block beyond the KV cache")?;
+            let covers = |(&seat, &len): (&u32, &u32)| len as usize <= tables.get(seat).len() * size;
+            require(self.seats.iter().zip(&self.seq_lens).all(covers), "a sequence longer than its table")?;
         }
         Ok(())
     }
@@ -245,20 +286,17 @@ impl StepBatch {
         out.pooled_rows.extend_from_slice(&self.pooled_rows);
         out.pooled_lens.extend_from_slice(&self.pooled_lens);
         out.token_types.extend_from_slice(&self.token_types);
-        out.slots.extend_from_slice(&self.slots);
+        out.seats.extend(0..self.sequences() as u32);
         out.adapters.extend_from_slice(&self.adapters);
         out.slot_mapping.resize_with(1, Vec::new);
         out.block_tables.resize_with(1, BlockTables::default);
         let (slot_mapping, tables) = (&mut out.slot_mapping[0], &mut out.block_tables[0]);
         let blocks = |len: u32| (len as usize).div_ceil(block_size);
-        tables.stride = self.seq_lens.iter().map(|&len| blocks(len)).max().unwrap_or(0);
         let mut first = 0;
-        for &len in &self.seq_lens {
+        for (seat, &len) in (0..).zip(&self.seq_lens) {
             let start = (first * block_size) as u32;
             slot_mapping.extend(start..start + len);
-            let end = tables.ids.len() + tables.stride;
-            tables.ids.extend(first as u32..(first + blocks(len)) as u32);
-            tables.ids.resize(end, 0);
+            tables.change(seat, 0, first as u32..(first + blocks(len)) as u32);
             first += blocks(len);
         }
         first

@@ -55,7 +55,7 @@ impl EncodeBatch {
         if rows.query_start.is_empty() {
             rows.query_start.push(0);
         }
-        rows.slots.push(rows.seq_lens.len() as u32);
+        rows.seats.push(rows.seq_lens.len() as u32);
         rows.token_ids.resize(rows.token_ids.len() + count, 0);
         rows.query_start.push(rows.token_ids.len() as u32);
         rows.seq_lens.push(count as u32);

@@ -427,12 +427,12 @@ fn batch() -> StepBatch {
         token_ids: vec![1, 2, 3, 4],
         positions: vec![0, 1, 2, 9],
         slot_mapping: vec![vec![16, 17, 18, 41]],
-        block_tables: vec![BlockTables { stride: 2, ids: vec![1, 0, 3, 2] }],
+        block_tables: vec![BlockTables::of([vec![1], vec![3, 2]])],
         query_start: vec![0, 3, 4],
         seq_lens: vec![3, 10],
         sampled_rows: vec![2, 3],
         pooled_rows: vec![2],
-        slots: vec![0, 5],
+        seats: vec![0, 1],
         injected: vec![],
     }
 }
@@ -442,7 +442,7 @@ fn a_batch_knows_its_sequences() {
     let mut batch = batch();
     assert_eq!((batch.tokens(), batch.sequences()), (4, 2));
     assert_eq!((batch.query_range(0), batch.query_range(1)), (0..3, 3..4));
-    assert_eq!(batch.block_tables[0].row(1), [3, 2]);
+    assert_eq!(batch.tables(0).row(1), [3, 2]);
     assert_eq!(
         StepShape::of(&batch),
         StepShape { tokens: 4, sampled: 2, pooled: 1, injected: 0, sequences: vec![(3, 3), (1, 10)] }

@@ -22,12 +22,12 @@ const RESERVED: usize = 1 << 16;
 pub(crate) enum Command {
     /// Runs the forward pass of a plan.
     Forward(StepPlan),
-    /// Samples the step's tokens into `rows`, which is empty.
+    /// Samples the step's tokens into `tokens`, which is empty.
     Sample {
         /// Masks of the constrained rows.
         masks: StepMasks,
         /// Buffer of an earlier step's output.
-        rows: Vec<TokenOutput>,
+        tokens: Vec<TokenOutput>,
     },
     /// The engine waits for the oldest step.
     Deliver,
@@ -58,8 +58,6 @@ pub(crate) struct Device {
     /// Error of a backend that cannot be used again. Every remaining step ends with it.
     broken: Option<ExecutorError>,
     sampled: Vec<SampledToken>,
-    /// Hidden states of the step, concatenated.
-    hidden: Vec<f32>,
     /// Buffer; empty between steps.
     rows: Vec<SampleRow<'static>>,
 }
@@ -68,8 +66,9 @@ pub(crate) struct Device {
 struct UnderWay {
     plan: StepPlan,
     /// Tokens of the step, filled when they are taken from the backend.
-    rows: Vec<TokenOutput>,
-    embeddings: Vec<Vec<f32>>,
+    tokens: Vec<TokenOutput>,
+    /// Vectors of the pooled rows, concatenated.
+    vectors: Vec<f32>,
     state: State,
 }
 
@@ -116,7 +115,6 @@ impl Device {
             drawn: Drawn { ids: Vec::with_capacity(rows), on_device: 0 },
             broken: None,
             sampled: Vec::with_capacity(rows),
-            hidden: Vec::new(),
             rows: Vec::with_capacity(rows),
         }
     }
@@ -131,8 +129,8 @@ impl Device {
                     self.step = Some((plan, outcome));
                     continue;
                 }
-                Command::Sample { masks, rows } => {
-                    self.start_sampling(&masks, rows);
+                Command::Sample { masks, tokens } => {
+                    self.start_sampling(&masks, tokens);
                     if launches_only {
                         continue;
                     }
@@ -164,6 +162,7 @@ impl Device {
 
     fn forward(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
         let malformed = |reason: String| lost(format!("step {} is malformed: {reason}", plan.step));
+        plan.left.iter().for_each(|&seat| self.seats.leave(seat));
         for joined in &plan.joined {
             self.seats.join(plan.step, joined).map_err(malformed)?;
         }
@@ -179,11 +178,11 @@ impl Device {
     }
 
     /// Starts to sample the step that was computed last.
-    fn start_sampling(&mut self, masks: &StepMasks, rows: Vec<TokenOutput>) {
+    fn start_sampling(&mut self, masks: &StepMasks, tokens: Vec<TokenOutput>) {
         let none = || (StepPlan::default(), Err(lost("no step was submitted")));
         let (plan, outcome) = self.step.take().unwrap_or_else(none);
-        let mut step = UnderWay { plan, rows, embeddings: Vec::new(), state: State::Complete };
-        if step.plan.sequences.iter().any(|sequence| sequence.samples && self.seats.counts(sequence.seat)) {
+        let mut step = UnderWay { plan, tokens, vectors: Vec::new(), state: State::Complete };
+        if self.seats.needs_tokens(&step.plan) {
             self.take_tokens(self.under_way.len());
         }
         let outcome = outcome.and_then(|()| {
@@ -193,9 +192,9 @@ impl Device {
             })
         });
         self.drawn.ids.clear();
-        self.drawn.on_device = if outcome.is_ok() { step.plan.rows() } else { 0 };
+        self.drawn.on_device = if outcome.is_ok() { step.plan.token_rows() } else { 0 };
         step.state = match outcome {
-            Ok(()) if step.plan.rows() > 0 => State::Drawing,
+            Ok(()) if step.plan.token_rows() > 0 => State::Drawing,
             Ok(()) => State::Complete,
             Err(error) => State::Failed(error),
         };
@@ -205,12 +204,12 @@ impl Device {
     /// Returns the result of the oldest step under way, once it is complete.
     fn deliver(&mut self) -> Option<StepResult> {
         self.take_tokens(1);
-        let UnderWay { plan, rows, embeddings, state } = self.under_way.pop_front()?;
+        let UnderWay { plan, tokens, vectors, state } = self.under_way.pop_front()?;
         Some(match state {
             State::Failed(error) => Err(error),
             State::Drawing | State::Complete => {
                 self.meter.end(plan.step, self.backend.step_counts());
-                Ok(StepOutput { rows, embeddings, plan })
+                Ok(StepOutput { tokens, vectors, plan })
             }
         })
     }
@@ -221,7 +220,7 @@ impl Device {
             if !matches!(self.under_way[number].state, State::Drawing) {
                 continue;
             }
-            let rows = self.under_way[number].plan.rows();
+            let rows = self.under_way[number].plan.token_rows();
             let taken = self.attempt(|device| {
                 device.backend.take_tokens(&mut device.sampled).map_err(refused)?;
                 let found = device.sampled.len();
@@ -237,59 +236,47 @@ impl Device {
     /// Distributes the tokens that were taken to the rows of a step under way and to its seats.
     fn give_out(&mut self, number: usize) {
         let latest = number + 1 == self.under_way.len();
-        let step = &mut self.under_way[number];
-        let mut sampled = self.sampled.drain(..);
-        for sequence in &step.plan.sequences {
-            for (index, token) in sampled.by_ref().take(sequence.rows()).enumerate() {
-                if index == sequence.scores.len() {
-                    self.seats.push(step.plan.step, sequence.seat, token.id);
-                }
-                let logprobs = token.logprobs.map(|l| Logprobs { logprob: l.logprob, rank: l.rank, top: l.top });
-                step.rows.push(TokenOutput { id: token.id, logprobs });
+        let UnderWay { plan, tokens, state, .. } = &mut self.under_way[number];
+        let rows = plan.rows.iter().filter(|row| row.kind.gives_token());
+        for (row, token) in rows.zip(self.sampled.drain(..)) {
+            if let (true, Some(sequence)) = (row.kind.draws(), plan.sequence(row)) {
+                self.seats.push(plan.step, sequence.seat, token.id);
             }
+            let logprobs = token.logprobs.map(|l| Logprobs { logprob: l.logprob, rank: l.rank, top: l.top });
+            tokens.push(TokenOutput { id: token.id, logprobs });
         }
         if latest {
-            self.drawn.ids.extend(step.rows.iter().map(|row| row.id));
+            self.drawn.ids.extend(tokens.iter().map(|token| token.id));
         }
-        step.state = State::Complete;
+        *state = State::Complete;
     }
 
-    /// Fetches the hidden states of the sequences that pool, before the next forward pass overwrites them.
+    /// Fetches the vectors of a step's pooled rows, before the next forward pass overwrites them.
     fn pool(&mut self, step: &mut UnderWay) -> Result<(), ExecutorError> {
-        let rows = step.plan.vectors();
+        let rows = step.plan.pooled_rows();
         if rows == 0 {
             return Ok(());
         }
-        self.backend.embeddings(&mut self.hidden).map_err(refused)?;
-        let width = self.hidden.len() / rows;
-        if width == 0 || self.hidden.len() != rows * width {
-            return Err(lost(format!("{} values of hidden states for {rows} rows", self.hidden.len())));
-        }
-        let mut rest = self.hidden.as_slice();
-        for vectors in step.plan.sequences.iter().map(|sequence| sequence.vectors()).filter(|&count| count > 0) {
-            let (own, others) = rest.split_at(vectors * width);
-            step.embeddings.push(own.to_vec());
-            rest = others;
+        self.backend.embeddings(&mut step.vectors).map_err(refused)?;
+        let values = step.vectors.len();
+        if values == 0 || !values.is_multiple_of(rows) {
+            return Err(lost(format!("{values} values of hidden states for {rows} rows")));
         }
         Ok(())
     }
 
     fn sample(&mut self, plan: &StepPlan, masks: &StepMasks) -> Result<(), ExecutorError> {
-        let malformed = |reason: &str| lost(format!("step {} is malformed: {reason}", plan.step));
+        let malformed = |reason: String| lost(format!("step {} is malformed: {reason}", plan.step));
         let mut rows: Vec<SampleRow<'_>> = std::mem::take(&mut self.rows);
         let mut masks = masks.bits.chunks_exact(masks.words.max(1));
-        for sequence in &plan.sequences {
-            for position in sequence.scores.clone() {
-                rows.push(self.seats.score(sequence.seat, position).map_err(|reason| malformed(&reason))?);
-            }
-            if !sequence.samples {
-                continue;
-            }
-            let mask = match sequence.constrained {
-                true => Some(masks.next().ok_or_else(|| malformed("a mask is missing"))?),
+        for row in plan.rows.iter().filter(|row| row.kind.gives_token()) {
+            let sequence = plan.sequence(row);
+            let seat = sequence.ok_or_else(|| malformed(format!("a row is of sequence {}", row.sequence)))?.seat;
+            let mask = match row.kind.draws() && self.seats.constrained(seat) {
+                true => Some(masks.next().ok_or_else(|| malformed("a mask is missing".into()))?),
                 false => None,
             };
-            rows.push(self.seats.row(sequence, mask).map_err(|reason| malformed(&reason))?);
+            rows.push(self.seats.row(seat, row, mask).map_err(malformed)?);
         }
         if !rows.is_empty() {
             self.backend.start_sampling(&SampleBatch { rows: &rows }).map_err(refused)?;

@@ -1,6 +1,6 @@
 //! Conversion of a [`StepPlan`] into the flat arrays of a [`StepBatch`].
 
-use octavo_engine::{InputToken, PlannedSequence, PooledRows, Seat, StepPlan};
+use octavo_engine::{InputToken, PlannedSequence, Seat, StepPlan, TableChange};
 use octavo_models::ImagePositions;
 use octavo_ops::{BlockTables, InjectedRow, Program, StepBatch};
 
@@ -74,14 +74,10 @@ pub(crate) fn fill<'a>(
     batch.clear();
     batch.slot_mapping.resize_with(groups, Vec::new);
     batch.block_tables.resize_with(groups, BlockTables::default);
-    for (group, tables) in batch.block_tables.iter_mut().enumerate() {
-        let lengths = plan.sequences.iter().map(|sequence| table(plan, sequence, group).map_or(0, <[u32]>::len));
-        tables.stride = lengths.max().unwrap_or(0);
-    }
+    change_tables(batch, plan)?;
     batch.query_start.push(0);
     for sequence in &plan.sequences {
         push_sequence(batch, plan, sequence, drawn)?;
-        push_pooled(batch, sequence, shape.reduces_rows);
         if shape.has_types {
             let second = seats.second_text(sequence.seat).unwrap_or(u32::MAX);
             let positions = (sequence.first_position..).take(sequence.tokens.len());
@@ -91,13 +87,13 @@ pub(crate) fn fill<'a>(
             push_spans(batch, sequence, seats)?;
         }
         for group in 0..groups {
-            push_blocks(batch, plan, sequence, group, block_size)?;
+            push_slots(batch, sequence, group, block_size)?;
         }
     }
     if streams > 1 {
         fill_positions(batch, plan, streams, seats);
     }
-    Ok(())
+    push_rows(batch, plan, shape.reduces_rows)
 }
 
 /// Replaces the positions by those of all streams. All positions of a token are equal unless its sequence has images.
@@ -173,94 +169,104 @@ fn push_sequence(
         batch.token_ids.push(id);
         batch.positions.push(position);
     }
-    let (start, end) = (batch.token_ids.len() - tokens.len(), batch.token_ids.len());
-    for position in sequence.scores.clone() {
-        let row = position.checked_sub(sequence.first_position).map(|offset| start + offset as usize);
-        let row = row.filter(|&row| row < end);
-        let row = row.ok_or_else(|| format!("seat {} scores position {position}", sequence.seat))?;
-        batch.sampled_rows.push(row as u32);
-    }
-    push_injected(batch, plan, sequence, start)?;
-    if sequence.samples {
-        batch.sampled_rows.push(end as u32 - 1);
-    }
+    push_injected(batch, plan, sequence, batch.token_ids.len() - tokens.len())?;
     batch.query_start.push(batch.token_ids.len() as u32);
     batch.seq_lens.push(sequence.first_position + tokens.len() as u32);
-    batch.slots.push(sequence.seat);
+    batch.seats.push(sequence.seat);
     Ok(())
 }
 
-/// Appends the rows whose hidden states are returned, of the sequence that was appended last.
-fn push_pooled(batch: &mut StepBatch, sequence: &PlannedSequence, reduces_rows: bool) {
-    let end = batch.token_ids.len() as u32;
-    let start = end - sequence.tokens.len() as u32;
-    match sequence.pools {
-        PooledRows::None => {}
-        PooledRows::Prompt => {
-            batch.pooled_rows.push(end - 1);
-            if reduces_rows {
-                batch.pooled_lens.push(end - start);
-            }
+/// Appends the rows that give an output, once all sequences are in the batch.
+fn push_rows(batch: &mut StepBatch, plan: &StepPlan, reduces_rows: bool) -> Result<(), String> {
+    let mut previous = None;
+    for row in &plan.rows {
+        let sequence = plan.sequence(row).ok_or_else(|| format!("a row is of sequence {}", row.sequence))?;
+        let outside = || format!("seat {} has a row at position {}", sequence.seat, row.position);
+        let start = batch.query_start[row.sequence as usize];
+        let offset = row.position.checked_sub(sequence.first_position);
+        let index = start + offset.filter(|&offset| (offset as usize) < sequence.tokens.len()).ok_or_else(outside)?;
+        if row.kind.gives_token() {
+            batch.sampled_rows.push(index);
+            continue;
         }
-        PooledRows::Each => {
-            batch.pooled_rows.extend(start..end);
-            if reduces_rows {
-                batch.pooled_lens.extend((start..end).map(|_| 1));
-            }
+        batch.pooled_rows.push(index);
+        if reduces_rows {
+            let first = match previous {
+                Some((of, pooled)) if of == row.sequence => pooled + 1,
+                _ => start,
+            };
+            batch.pooled_lens.push((index + 1).checked_sub(first).ok_or_else(outside)?);
+            previous = Some((row.sequence, index));
         }
     }
+    Ok(())
 }
 
-/// Appends the sequence's row of a group's block tables and the slots of its tokens.
-fn push_blocks(
+/// Applies the plan's changes of block tables.
+fn change_tables(batch: &mut StepBatch, plan: &StepPlan) -> Result<(), String> {
+    for joined in &plan.joined {
+        for tables in &mut batch.block_tables {
+            tables.change(joined.seat, 0, []);
+        }
+    }
+    for change in &plan.tables {
+        let TableChange { seat, group, start, .. } = *change;
+        let tables = batch.block_tables.get_mut(group as usize);
+        let blocks = plan.blocks.get(change.blocks.clone());
+        let changed = tables
+            .zip(blocks)
+            .is_some_and(|(tables, blocks)| tables.change(seat, start as usize, blocks.iter().copied()));
+        if !changed {
+            return Err(format!("the table of seat {seat} in KV group {group} has no block {start} to change"));
+        }
+    }
+    Ok(())
+}
+
+/// Appends the slots of a sequence's tokens in a group.
+fn push_slots(
     batch: &mut StepBatch,
-    plan: &StepPlan,
     sequence: &PlannedSequence,
     group: usize,
     block_size: usize,
 ) -> Result<(), String> {
-    let blocks = table(plan, sequence, group).ok_or_else(|| format!("seat {} lacks a block table", sequence.seat))?;
+    let StepBatch { slot_mapping, block_tables, .. } = batch;
+    let blocks = block_tables[group].get(sequence.seat);
     for offset in 0..sequence.tokens.len() {
         let position = sequence.first_position as usize + offset;
         let block = blocks.get(position / block_size).filter(|block| **block != 0);
         let block = block.ok_or_else(|| format!("position {position} of seat {} has no block", sequence.seat))?;
-        batch.slot_mapping[group].push(block * block_size as u32 + (position % block_size) as u32);
+        slot_mapping[group].push(block * block_size as u32 + (position % block_size) as u32);
     }
-    let tables = &mut batch.block_tables[group];
-    let end = tables.ids.len() + tables.stride;
-    tables.ids.extend_from_slice(blocks);
-    tables.ids.resize(end, 0);
     Ok(())
-}
-
-/// Returns the sequence's blocks in a group.
-fn table<'a>(plan: &'a StepPlan, sequence: &PlannedSequence, group: usize) -> Option<&'a [u32]> {
-    let range = plan.tables.get(sequence.tables.clone())?.get(group)?;
-    plan.blocks.get(range.clone())
 }
 
 #[cfg(test)]
 mod tests {
-    use octavo_engine::InjectedTokens;
+    use octavo_engine::{InjectedTokens, PlannedRow, RowKind};
 
     use super::*;
+
+    fn row(sequence: u32, position: u32, kind: RowKind) -> PlannedRow {
+        PlannedRow { sequence, position, kind }
+    }
 
     /// Returns a plan with a prefill chunk at positions 3..6 and a decode at position 8, whose token is the second row
     /// of the step before; blocks of 4.
     fn plan() -> StepPlan {
-        let sequence = |seat, tokens, first_position, tables, samples| PlannedSequence {
+        let sequence = |seat, tokens, first_position| PlannedSequence {
             seat,
             tokens,
             first_position,
-            tables,
-            samples,
             ..PlannedSequence::default()
         };
+        let change = |seat, group, blocks| TableChange { seat, group, start: 0, blocks };
         StepPlan {
             step: 1,
             tokens: vec![InputToken::Id(10), InputToken::Id(11), InputToken::Id(12), InputToken::Drawn { row: 1 }],
-            sequences: vec![sequence(4, 0..3, 3, 0..2, false), sequence(2, 3..4, 8, 2..4, true)],
-            tables: vec![0..2, 2..4, 4..7, 7..10],
+            sequences: vec![sequence(4, 0..3, 3), sequence(2, 3..4, 8)],
+            rows: vec![row(1, 8, RowKind::Draw)],
+            tables: vec![change(4, 0, 0..2), change(4, 1, 2..4), change(2, 0, 4..7), change(2, 1, 7..10)],
             blocks: vec![5, 6, 15, 16, 7, 8, 9, 0, 0, 19],
             ..StepPlan::default()
         }
@@ -339,23 +345,21 @@ mod tests {
 
     #[test]
     fn every_array_is_as_defined() {
+        let tables = |[of_4, of_2]: [Vec<u32>; 2]| BlockTables::of([vec![], vec![], of_2, vec![], of_4]);
         let mut batch = StepBatch::default();
         fill(&mut batch, &plan(), &shape(1), &drawn(&[70, 71]), &Known::default()).unwrap();
         let expected = StepBatch {
             token_ids: vec![10, 11, 12, 71],
             positions: vec![3, 4, 5, 8],
             slot_mapping: vec![vec![23, 24, 25, 36], vec![63, 64, 65, 76]],
-            block_tables: vec![
-                BlockTables { stride: 3, ids: vec![5, 6, 0, 7, 8, 9] },
-                BlockTables { stride: 3, ids: vec![15, 16, 0, 0, 0, 19] },
-            ],
+            block_tables: vec![tables([vec![5, 6], vec![7, 8, 9]]), tables([vec![15, 16], vec![0, 0, 19]])],
             query_start: vec![0, 3, 4],
             seq_lens: vec![6, 9],
             sampled_rows: vec![3],
             pooled_rows: vec![],
             pooled_lens: vec![],
             token_types: vec![],
-            slots: vec![4, 2],
+            seats: vec![4, 2],
             injected: vec![],
             seen_ends: vec![],
         };
@@ -367,6 +371,24 @@ mod tests {
     }
 
     #[test]
+    fn tables_stay_until_they_change() {
+        let mut batch = StepBatch::default();
+        let mut fill = |plan: &StepPlan| {
+            fill(&mut batch, plan, &shape(1), &drawn(&[70, 71]), &Known::default()).unwrap();
+            [2, 4].map(|seat| batch.block_tables[0].get(seat).to_vec())
+        };
+        let mut next = plan();
+        assert_eq!(fill(&next), [vec![7, 8, 9], vec![5, 6]]);
+        (next.sequences, next.tables, next.blocks) = (vec![next.sequences[1].clone()], Vec::new(), Vec::new());
+        (next.rows, next.sequences[0].first_position) = (Vec::new(), 11);
+        assert_eq!(fill(&next), [vec![7, 8, 9], vec![5, 6]], "nothing is new");
+        next.tables = vec![TableChange { seat: 2, group: 0, start: 2, blocks: 0..2 }];
+        next.tables.push(TableChange { seat: 2, group: 1, start: 3, blocks: 2..3 });
+        (next.blocks, next.sequences[0].first_position) = (vec![3, 4, 1], 12);
+        assert_eq!(fill(&next), [vec![7, 8, 3, 4], vec![5, 6]]);
+    }
+
+    #[test]
     fn all_positions_of_text_are_alike() {
         let mut batch = StepBatch::default();
         fill(&mut batch, &plan(), &shape(3), &drawn(&[70, 71]), &Known::default()).unwrap();
@@ -374,27 +396,28 @@ mod tests {
     }
 
     #[test]
-    fn scored_rows_come_before_the_drawn_one() {
+    fn rows_are_found_by_their_positions() {
         let mut batch = StepBatch::default();
         let mut plan = plan();
-        plan.sequences[0].scores = 4..6;
-        plan.sequences[0].pools = PooledRows::Prompt;
+        plan.rows = vec![
+            row(0, 3, RowKind::Score),
+            row(0, 4, RowKind::Draw),
+            row(0, 5, RowKind::Verify),
+            row(0, 5, RowKind::Pool),
+            row(1, 8, RowKind::Draw),
+        ];
         fill(&mut batch, &plan, &shape(1), &drawn(&[70, 71]), &Known::default()).unwrap();
         assert_eq!(
             (batch.sampled_rows.as_slice(), batch.pooled_rows.as_slice()),
-            ([1, 2, 3].as_slice(), [2].as_slice())
+            ([0, 1, 2, 3].as_slice(), [2].as_slice())
         );
-        plan.sequences[0].samples = true;
-        fill(&mut batch, &plan, &shape(1), &drawn(&[70, 71]), &Known::default()).unwrap();
-        assert_eq!(batch.sampled_rows, [1, 2, 2, 3]);
     }
 
     #[test]
     fn pooled_rows_are_those_of_the_prompt_or_of_each_token() {
         let mut batch = StepBatch::default();
         let mut plan = plan();
-        plan.sequences[0].pools = PooledRows::Each;
-        plan.sequences[1].pools = PooledRows::Prompt;
+        plan.rows = [(0, 3), (0, 4), (0, 5), (1, 8)].map(|(of, position)| row(of, position, RowKind::Pool)).to_vec();
         let reducing = Shape { reduces_rows: true, has_types: true, ..shape(1) };
         let seats = Known { images: None, pair: Some((4, 5)) };
         fill(&mut batch, &plan, &reducing, &drawn(&[70, 71]), &seats).unwrap();
@@ -403,7 +426,7 @@ mod tests {
             (&[0, 1, 2, 3][..], &[1, 1, 1, 1][..])
         );
         assert_eq!(batch.token_types, [0, 0, 1, 0], "the second text begins at position 5 of the first sequence");
-        plan.sequences[0].pools = PooledRows::Prompt;
+        plan.rows.drain(..2);
         fill(&mut batch, &plan, &reducing, &drawn(&[70, 71]), &seats).unwrap();
         assert_eq!((batch.pooled_rows.as_slice(), batch.pooled_lens.as_slice()), (&[2, 3][..], &[3, 1][..]));
         fill(&mut batch, &plan, &shape(1), &drawn(&[70, 71]), &seats).unwrap();
@@ -418,13 +441,24 @@ mod tests {
             edit(&mut plan);
             fill(&mut StepBatch::default(), &plan, &shape(1), &drawn(&[70]), &Known::default()).unwrap_err()
         };
+        let message_of_rows = |rows: &[PlannedRow]| {
+            message(&|p| {
+                p.tokens[3] = InputToken::Id(1);
+                p.rows = rows.to_vec();
+            })
+        };
         assert_eq!(message(&|_| {}), "row 1 of the step before was not drawn");
         assert_eq!(message(&|p| p.sequences[0].tokens = 2..9), "seat 4 has the tokens 2..9");
         assert_eq!(message(&|p| p.sequences[0].tokens = 2..2), "seat 4 has the tokens 2..2");
         assert_eq!(message(&|p| p.sequences[0].first_position = 6), "position 8 of seat 4 has no block");
         assert_eq!(message(&|p| p.blocks[3] = 0), "position 4 of seat 4 has no block");
-        assert_eq!(message(&|p| p.sequences[0].scores = 2..4), "seat 4 scores position 2");
-        assert_eq!(message(&|p| p.sequences[0].scores = 4..7), "seat 4 scores position 6");
-        assert_eq!(message(&|p| p.sequences[0].tables = 0..1), "seat 4 lacks a block table");
+        assert_eq!(message_of_rows(&[row(0, 2, RowKind::Score)]), "seat 4 has a row at position 2");
+        assert_eq!(message_of_rows(&[row(0, 6, RowKind::Score)]), "seat 4 has a row at position 6");
+        assert_eq!(message_of_rows(&[row(2, 6, RowKind::Draw)]), "a row is of sequence 2");
+        let message_of_change =
+            |start: u32, group: u32| message(&|p| (p.tables[3].start, p.tables[3].group) = (start, group));
+        assert_eq!(message_of_change(1, 1), "the table of seat 2 in KV group 1 has no block 1 to change");
+        assert_eq!(message_of_change(0, 2), "the table of seat 2 in KV group 2 has no block 0 to change");
+        assert_eq!(message(&|p| p.blocks.truncate(9)), "the table of seat 2 in KV group 1 has no block 0 to change");
     }
 }

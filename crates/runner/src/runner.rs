@@ -35,7 +35,7 @@ pub struct Runner {
     /// Channel to the device thread; `None` while the runner is being dropped.
     commands: Option<SyncSender<Command>>,
     results: Receiver<StepResult>,
-    spare_rows: Vec<Vec<TokenOutput>>,
+    spare_tokens: Vec<Vec<TokenOutput>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -107,7 +107,7 @@ impl Runner {
             peaks: profile.peaks,
             commands: Some(commands),
             results,
-            spare_rows: Vec::with_capacity(max_in_flight + 1),
+            spare_tokens: Vec::with_capacity(max_in_flight + 1),
             thread: Some(thread),
         })
     }
@@ -167,8 +167,8 @@ impl Executor for Runner {
     }
 
     fn sample(&mut self, _step: StepId, masks: StepMasks) -> Result<(), ExecutorError> {
-        let rows = self.spare_rows.pop().unwrap_or_default();
-        self.send(Command::Sample { masks, rows })
+        let tokens = self.spare_tokens.pop().unwrap_or_default();
+        self.send(Command::Sample { masks, tokens })
     }
 
     fn wait(&mut self) -> Result<StepOutput, ExecutorError> {
@@ -177,9 +177,9 @@ impl Executor for Runner {
         self.results.recv().unwrap_or_else(|_| Err(gone()))
     }
 
-    fn recycle(&mut self, rows: Vec<TokenOutput>) {
-        if self.spare_rows.len() < self.spare_rows.capacity() {
-            self.spare_rows.push(rows);
+    fn recycle(&mut self, tokens: Vec<TokenOutput>) {
+        if self.spare_tokens.len() < self.spare_tokens.capacity() {
+            self.spare_tokens.push(tokens);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use octavo_engine::{Joined, PlannedSequence, PromptImage, SamplingParams, Seat, StepId};
+use octavo_engine::{Joined, PlannedRow, PromptImage, RowKind, SamplingParams, Seat, StepId, StepPlan};
 use octavo_models::{ImagePositions, ImageSpan};
 use octavo_ops::sampling::{SampleParams, SampleRow, TokenCounts};
 
@@ -24,6 +24,7 @@ struct SeatState {
     /// Parameters of the rows that score the prompt.
     scoring: SampleParams,
     prompt: Arc<[u32]>,
+    constrained: bool,
     /// Counts of the tokens seen; `None` without penalties.
     counts: Option<TokenCounts>,
     /// End-of-sequence and stop ids, which are not sampled before `min_tokens` tokens exist.
@@ -50,6 +51,13 @@ impl Seats {
         Self { states: Vec::new(), limit }
     }
 
+    /// Empties a seat.
+    pub(crate) fn leave(&mut self, seat: Seat) {
+        if let Some(state) = self.states.get_mut(seat as usize) {
+            *state = None;
+        }
+    }
+
     /// Assigns a seat to a sequence and replaces its former one.
     pub(crate) fn join(&mut self, step: StepId, joined: &Joined) -> Result<(), String> {
         let seat = joined.seat as usize;
@@ -63,17 +71,28 @@ impl Seats {
         Ok(())
     }
 
-    /// Returns the sampler's row of a planned sequence.
+    /// Returns the sampler's row of a planned row that gives a token.
     pub(crate) fn row<'a>(
         &'a self,
-        sequence: &PlannedSequence,
+        seat: Seat,
+        row: &PlannedRow,
         mask: Option<&'a [u32]>,
     ) -> Result<SampleRow<'a>, String> {
-        let state = self.state(sequence.seat)?;
-        let ending = sequence.output_position >= state.requested.min_tokens;
+        let state = self.state(seat)?;
+        let after = row.position as usize + 1;
+        if row.kind == RowKind::Score {
+            let next = state.prompt.get(after).copied();
+            let next =
+                next.ok_or_else(|| format!("seat {seat} scores position {}, its prompt ends there", row.position))?;
+            return Ok(SampleRow { forced: Some(next), ..SampleRow::new(&state.scoring) });
+        }
+        let number = after.checked_sub(state.prompt.len());
+        let number = number.ok_or_else(|| format!("seat {seat} draws in its prompt, at position {}", row.position))?;
+        let output_position = number as u32;
+        let ending = output_position >= state.requested.min_tokens;
         Ok(SampleRow {
             params: &state.params,
-            output_position: sequence.output_position,
+            output_position,
             counts: state.counts.as_ref(),
             logit_bias: &state.requested.logit_bias,
             forbidden: if ending { &[] } else { &state.ends },
@@ -83,12 +102,9 @@ impl Seats {
         })
     }
 
-    /// Returns the sampler's row that scores the prompt token after a position.
-    pub(crate) fn score(&self, seat: Seat, position: u32) -> Result<SampleRow<'_>, String> {
-        let state = self.state(seat)?;
-        let next = state.prompt.get(position as usize + 1).copied();
-        let next = next.ok_or_else(|| format!("seat {seat} scores position {position}, its prompt ends there"))?;
-        Ok(SampleRow { forced: Some(next), ..SampleRow::new(&state.scoring) })
+    /// Returns whether tokens are drawn for a seat under masks.
+    pub(crate) fn constrained(&self, seat: Seat) -> bool {
+        self.state(seat).is_ok_and(|state| state.constrained)
     }
 
     fn state(&self, seat: Seat) -> Result<&SeatState, String> {
@@ -96,9 +112,11 @@ impl Seats {
         state.ok_or_else(|| format!("nobody has seat {seat}"))
     }
 
-    /// Returns whether sampling for a seat needs every token that was sampled for it before.
-    pub(crate) fn counts(&self, seat: Seat) -> bool {
-        self.state(seat).is_ok_and(|state| state.counts.is_some())
+    /// Returns whether a step draws for a seat that needs every token drawn for it before.
+    pub(crate) fn needs_tokens(&self, plan: &StepPlan) -> bool {
+        let counts = |seat| self.state(seat).is_ok_and(|state| state.counts.is_some());
+        let mut drawing = plan.rows.iter().filter(|row| row.kind.draws());
+        drawing.any(|row| plan.sequence(row).is_some_and(|sequence| counts(sequence.seat)))
     }
 
     /// Records a token that a step sampled for a seat. It is ignored if the step is older than the seat's current
@@ -144,6 +162,7 @@ impl SeatState {
             params,
             scoring,
             prompt: joined.prompt.clone(),
+            constrained: joined.constrained,
             counts,
             ends,
             images,

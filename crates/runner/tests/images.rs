@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use octavo_backend_candle::CandleBackend;
 use octavo_engine::{
-    Executor, ImageHash, ImageInput, ImageSpan, InjectedTokens, InputToken, Joined, PlannedImage, PlannedSequence,
-    PromptImage, SamplingParams, StepId, StepMasks, StepPlan,
+    Executor, ImageHash, ImageInput, ImageSpan, InjectedTokens, InputToken, Joined, PlannedImage, PlannedRow,
+    PlannedSequence, PromptImage, RowKind, SamplingParams, StepId, StepMasks, StepPlan, TableChange,
 };
 use octavo_models::{Checkpoint, Programs, build_programs};
 use octavo_ops::{Backend, Channel};
@@ -75,15 +75,7 @@ fn plan(prompt: &Prompt, step: StepId, first: usize, end: usize) -> StepPlan {
         let input = Arc::new(ImageInput { rows: 4, cols: 6, patches: Box::new(prompt.patches.clone()) });
         let span = ImageSpan { start: start as u32, rows: 2, cols: 3 };
         let images = [PromptImage { span, hash: ImageHash([0; 32]), input: input.clone() }].into();
-        let (params, output) = (Arc::new(SamplingParams { temperature: 0.0, ..SamplingParams::default() }), Vec::new());
-        plan.joined.push(Joined {
-            seat: 1,
-            params,
-            prompt: prompt.ids.clone().into(),
-            output,
-            images,
-            second_text: None,
-        });
+        plan.joined.push(Joined { images, ..Joined::new(1, prompt.ids.clone(), SamplingParams::default()) });
         plan.encode.push(PlannedImage { image: input, media: media.to_vec() });
     }
     for (index, rows) in media.into_iter().flatten().enumerate() {
@@ -94,16 +86,16 @@ fn plan(prompt: &Prompt, step: StepId, first: usize, end: usize) -> StepPlan {
     }
     plan.tokens = prompt.ids[first..end].iter().map(|&id| InputToken::Id(id)).collect();
     plan.blocks = vec![3, 1, 7, 2];
-    plan.tables.push(0..4);
+    plan.tables.push(TableChange { seat: 1, group: 0, start: 0, blocks: 0..4 });
     plan.sequences.push(PlannedSequence {
         seat: 1,
         tokens: 0..end - first,
         first_position: first as u32,
-        tables: 0..1,
-        samples: end == prompt.ids.len(),
         injected: 0..plan.injected.len(),
-        ..PlannedSequence::default()
     });
+    if end == prompt.ids.len() {
+        plan.rows.push(PlannedRow { sequence: 0, position: end as u32 - 1, kind: RowKind::Draw });
+    }
     plan
 }
 
@@ -112,7 +104,7 @@ fn run(runner: &mut Runner, plan: StepPlan) -> Result<Vec<u32>, String> {
     runner.submit(plan).unwrap();
     runner.sample(step, StepMasks::default()).unwrap();
     let output = runner.wait().map_err(|error| error.message)?;
-    Ok(output.rows.iter().map(|row| row.id).collect())
+    Ok(output.tokens.iter().map(|token| token.id).collect())
 }
 
 #[test]

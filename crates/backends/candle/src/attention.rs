@@ -3,7 +3,7 @@
 //! The loops are simple: a query row reads its keys in place, in ascending position, whether it came alone, in a chunk
 //! or beside other sequences. Its result is a function of only its query and its keys, bit by bit.
 
-use octavo_ops::{BlockTables, HeadShape, Sight, StepBatch};
+use octavo_ops::{HeadShape, SequenceTables, Sight, StepBatch};
 use rayon::prelude::*;
 
 use crate::kv::{Half, KvCache};
@@ -15,7 +15,7 @@ const LANES: usize = 16;
 pub(crate) struct Attention<'a> {
     pub(crate) cache: &'a KvCache,
     pub(crate) layer: usize,
-    pub(crate) tables: &'a BlockTables,
+    pub(crate) tables: SequenceTables<'a>,
     pub(crate) heads: HeadShape,
     pub(crate) scale: f32,
     /// The keys that a query sees.

@@ -113,7 +113,7 @@ impl<'a> Forward<'a> {
                 Attention {
                     cache: &self.kv[op.group],
                     layer: op.layer,
-                    tables: &self.batch.block_tables[op.group],
+                    tables: self.batch.tables(op.group),
                     heads: op.heads,
                     scale: op.scale,
                     sight: op.sight(),
@@ -129,7 +129,7 @@ impl<'a> Forward<'a> {
                     Attention {
                         cache: &self.kv[group],
                         layer,
-                        tables: &self.batch.block_tables[group],
+                        tables: self.batch.tables(group),
                         heads: op.heads,
                         scale: op.scale,
                         sight: Sight::Both,

@@ -430,7 +430,7 @@ impl Forward<'_> {
         let out = scratch.rows[op.out.0];
         let attention = Attention {
             cache: scratch.caches[op.group][op.layer],
-            tables: &self.batch.block_tables[op.group],
+            tables: self.batch.tables(op.group),
             heads: op.heads,
             scale: op.scale,
             sight: op.sight,

@@ -122,8 +122,8 @@ impl Encoder {
             step.positions.extend_from_slice(&positions[rows.clone()]);
         }
         step.slot_mapping[0].extend(0..count);
-        step.block_tables[0].stride = blocks;
-        step.block_tables[0].ids.extend(0..blocks as u32);
+        step.block_tables[0].change(0, 0, 0..blocks as u32);
+        step.seats.push(0);
         step.query_start.extend([0, count]);
         step.seq_lens.push(count);
     }

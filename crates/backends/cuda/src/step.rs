@@ -184,6 +184,12 @@ pub(crate) enum Plans {
     Segments,
 }
 
+/// Returns the number of blocks of the longest table of a step.
+fn longest_table(batch: &StepBatch) -> usize {
+    let of_group = |group| (0..batch.sequences()).map(move |sequence| batch.tables(group).row(sequence).len()).max();
+    (0..batch.block_tables.len()).filter_map(of_group).max().unwrap_or(0)
+}
+
 /// Writes steps into blocks and reuses its memory.
 #[derive(Debug, Default)]
 pub(crate) struct Filler {
@@ -224,7 +230,7 @@ impl Filler {
             media: batch.injected.len(),
             groups: batch.block_tables.len(),
             streams,
-            table_stride: batch.block_tables.iter().map(|tables| tables.stride).max().unwrap_or(0),
+            table_stride: longest_table(batch),
             tiles,
             splits,
             ..StepShape::default()
@@ -270,7 +276,8 @@ impl Filler {
             array(shape.media_rows() + at, &[injected.media], 1, 0);
             array(shape.injected_rows() + at, &[injected.row], 1, 0);
         }
-        for (group, tables) in batch.block_tables.iter().enumerate() {
+        for group in 0..batch.block_tables.len() {
+            let tables = batch.tables(group);
             for sequence in 0..shape.sequences {
                 let row = if sequence < batch.sequences() { tables.row(sequence) } else { &[] };
                 array(shape.table(group) + sequence * shape.table_stride, row, shape.table_stride, 0);
@@ -298,7 +305,7 @@ mod tests {
             token_ids: vec![5, 6, 7],
             positions: vec![40, 3, 31],
             slot_mapping: vec![vec![24, 35, 63]],
-            block_tables: vec![BlockTables { stride: 3, ids: vec![4, 5, 1, 2, 0, 0, 9, 3, 0] }],
+            block_tables: vec![BlockTables::of([vec![4, 5, 1], vec![2], vec![9, 3]])],
             query_start: vec![0, 1, 2, 3],
             seq_lens: vec![41, 4, 32],
             sampled_rows: vec![0, 1, 2],
@@ -306,7 +313,7 @@ mod tests {
             pooled_lens: vec![],
             token_types: vec![],
             seen_ends: vec![],
-            slots: vec![0, 1, 2],
+            seats: vec![0, 1, 2],
             injected: vec![],
         }
     }
@@ -385,7 +392,7 @@ mod tests {
             pooled_rows: vec![0, 2],
             pooled_lens: vec![1, 2],
             token_types: vec![0, 1, 1],
-            slots: vec![0, 1],
+            seats: vec![0, 1],
             ..StepBatch::default()
         };
         let mut batch = StepBatch::default();

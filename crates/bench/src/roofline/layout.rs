@@ -34,16 +34,16 @@ impl StepLayout {
         let slot = |s: usize, p: usize| self.block(s, p / size) * size as u32 + (p % size) as u32;
         let tokens = (0..sequences).flat_map(|s| (start..start + rows).map(move |p| (s, p)));
         let slots: Vec<u32> = tokens.clone().map(|(s, p)| slot(s, p)).collect();
-        let ids = (0..sequences).flat_map(|s| (0..self.blocks_each).map(move |index| self.block(s, index))).collect();
+        let table = |s: usize| (0..self.blocks_each).map(|index| self.block(s, index)).collect();
         StepBatch {
             token_ids: tokens.clone().map(|(s, p)| ((s * 131 + p * 17) % self.vocab_size) as u32).collect(),
             positions: (0..self.streams).flat_map(|_| tokens.clone().map(|(_, p)| p as u32)).collect(),
             slot_mapping: vec![slots; self.groups],
-            block_tables: vec![BlockTables { stride: self.blocks_each, ids }; self.groups],
+            block_tables: vec![BlockTables::of((0..sequences).map(table)); self.groups],
             query_start: (0..=sequences).map(|s| (s * rows) as u32).collect(),
             seq_lens: vec![(start + rows) as u32; sequences],
             sampled_rows: (1..=sequences).map(|s| (s * rows - 1) as u32).collect(),
-            slots: (0..sequences as u32).collect(),
+            seats: (0..sequences as u32).collect(),
             ..StepBatch::default()
         }
     }

@@ -26,13 +26,13 @@ use octavo_telemetry::{EngineMetrics, StepStats};
 use crate::clock::StepClock;
 use crate::engine::Shared;
 use crate::inbox::{Command, End, Mail, Reply};
-use crate::scheduler::{Scheduler, StepRecord, StepRow};
+use crate::scheduler::{Scheduler, Share, StepRecord};
 use crate::sequence::{LastOutput, SequenceKey};
 use crate::stop::stop_reason;
 use crate::stream::Ending;
 use crate::{
-    EngineConfig, EngineState, Executor, ExecutorError, FinishReason, KvEventSink, PooledRows, Pooling, StepId,
-    StepMasks, StepOutput, StepPlan, TokenOutput,
+    EngineConfig, EngineState, Executor, ExecutorError, FinishReason, KvEventSink, StepId, StepMasks, StepOutput,
+    StepPlan, TokenOutput,
 };
 
 /// Reason why the engine ended.
@@ -293,7 +293,7 @@ impl EngineLoop {
             if sequence.joined && sequence.timeline.on_scheduled(now) {
                 self.shared.inbox.leave_queue(sequence.prompt_len());
                 // As in vLLM, a scored prompt does not count, because it is not looked up.
-                if caching && !sequence.scores_prompt() {
+                if caching && !sequence.scores.requested() {
                     self.metrics.prefix_lookup(sequence.prompt_len() as u64, u64::from(sequence.cached_tokens));
                 }
             }
@@ -302,7 +302,7 @@ impl EngineLoop {
 
     fn sample_unless_constrained(&mut self) -> Result<(), ExecutorError> {
         match self.in_flight.back() {
-            Some(record) if record.constrained_rows() == 0 => self.sample_newest(),
+            Some(record) if record.masks() == 0 => self.sample_newest(),
             _ => Ok(()),
         }
     }
@@ -326,9 +326,9 @@ impl EngineLoop {
         }
     }
 
-    /// Fills the masks of a step's constrained rows. A sequence that has ended may sample any token.
+    /// Fills the masks of a step's constrained rows. A sequence that has ended may draw any token.
     fn fill_masks(&mut self, record: &StepRecord) -> StepMasks {
-        let rows = record.constrained_rows();
+        let rows = record.masks();
         if rows == 0 {
             return StepMasks::default();
         }
@@ -336,9 +336,9 @@ impl EngineLoop {
         let mut bits = self.executor.spare_masks().bits;
         bits.clear();
         bits.resize(rows * words, u32::MAX);
-        let constrained = record.rows.iter().filter(|row| row.constrained);
-        for (row, mask) in constrained.zip(bits.chunks_exact_mut(words.max(1))) {
-            if let Some(sequence) = self.scheduler.sequence_mut(row.key)
+        let constrained = record.shares.iter().filter(|share| share.masks() > 0);
+        for (share, mask) in constrained.zip(bits.chunks_exact_mut(words.max(1))) {
+            if let Some(sequence) = self.scheduler.sequence_mut(share.key)
                 && let Some(constraint) = &mut sequence.constraint
             {
                 constraint.fill_mask(mask);
@@ -348,39 +348,42 @@ impl EngineLoop {
         StepMasks { words, bits }
     }
 
-    /// Delivers the tokens of a completed step.
+    /// Delivers the output of a completed step, row by row.
     fn retire(&mut self, record: StepRecord, output: StepOutput, at: Instant) -> Result<(), ExecutorError> {
-        let StepOutput { mut rows, embeddings, plan } = output;
-        let (found, expected) = ((rows.len(), embeddings.len()), record.outputs());
-        if found != expected {
-            let message = format!("step {} gave {found:?} rows and embeddings instead of {expected:?}", record.step);
+        let StepOutput { mut tokens, vectors, plan } = output;
+        let (expected, count) = record.outputs();
+        let width = vectors.len() / count.max(1);
+        if tokens.len() != expected || vectors.len() != width * count || (width == 0 && count > 0) {
+            let found = (tokens.len(), vectors.len());
+            let message = format!("step {} gave {found:?} tokens and values for {expected} rows", record.step);
             return self.fail_step(record, ExecutorError { message, fatal: true });
         }
         self.scheduler.images_mut().complete(record.step);
         let mut stats = StepStats::default();
-        let (mut drawn, mut embeddings) = (rows.drain(..), embeddings.into_iter());
-        for row in &record.rows {
-            self.take_scores(row, drawn.by_ref().take(row.scores));
-            let token = if row.samples() { drawn.next() } else { None };
-            let mut embedding = if row.pools == PooledRows::None { None } else { embeddings.next() };
-            if row.pools == PooledRows::Each
-                && let Some(vectors) = embedding.take()
+        let (mut drawn, mut rest) = (tokens.drain(..), vectors.as_slice());
+        for share in &record.shares {
+            let (own, others) = rest.split_at(share.rows.vectors * width);
+            rest = others;
+            self.take_scores(share, drawn.by_ref().take(share.rows.scores));
+            let token = if share.rows.draws > 0 { drawn.next() } else { None };
+            if let Some(sequence) = self.scheduler.sequence_mut(share.key)
+                && !own.is_empty()
             {
-                self.scheduler.keep_vectors(row, &vectors);
+                sequence.keep_vectors(share.first, own, width);
             }
-            let Some(prompt_tokens) = self.scheduler.retire(row) else { continue };
+            let Some(prompt_tokens) = self.scheduler.retire(share) else { continue };
             stats.prompt_tokens += prompt_tokens as u64;
             match token {
                 Some(token) => {
                     stats.generated_tokens += 1;
-                    self.take_token(row.key, token, at);
+                    self.take_token(share.key, token, at);
                 }
-                None if row.last_output.is_some() => self.take_answer(row, embedding, at),
+                None if share.rows.completes => self.take_answer(share.key, at),
                 None => {}
             }
         }
         drop(drawn);
-        self.executor.recycle(rows);
+        self.executor.recycle(tokens);
         self.spare_plans.push(plan);
         self.spare_records.push(record);
         self.report(stats);
@@ -390,31 +393,24 @@ impl EngineLoop {
 
     /// Stores the prompt's scores until the first event. Consumes every row, including rows of sequences that have
     /// ended.
-    fn take_scores(&mut self, row: &StepRow, scores: impl Iterator<Item = TokenOutput>) {
-        let logprobs = scores.filter_map(|score| {
-            debug_assert!(score.logprobs.is_some(), "a prompt token was scored for nothing");
-            score.logprobs
-        });
-        match self.scheduler.sequence_mut(row.key) {
-            Some(sequence) => sequence.prompt_logprobs.extend(logprobs),
-            None => logprobs.for_each(drop),
+    fn take_scores(&mut self, share: &Share, scores: impl Iterator<Item = TokenOutput>) {
+        match self.scheduler.sequence_mut(share.key) {
+            Some(sequence) => sequence.scores.receive(scores),
+            None => scores.for_each(drop),
         }
     }
 
-    /// Ends a sequence whose result is an embedding or scores instead of a token.
-    fn take_answer(&mut self, row: &StepRow, embedding: Option<Vec<f32>>, now: Instant) {
-        let Some(sequence) = self.scheduler.sequence_mut(row.key) else { return };
+    /// Ends a sequence whose result is vectors or scores instead of a token.
+    fn take_answer(&mut self, key: SequenceKey, now: Instant) {
+        let Some(sequence) = self.scheduler.sequence_mut(key) else { return };
         let (prompt, cached) = (sequence.prompt_len() as u64, u64::from(sequence.cached_tokens));
         sequence.timeline.on_answer(now, prompt, cached, &self.metrics);
         let reason = match sequence.last_output {
             LastOutput::Vectors(_) => FinishReason::Stop { token: None },
             LastOutput::Token | LastOutput::Scores => FinishReason::Length,
         };
-        let embedding = match sequence.last_output {
-            LastOutput::Vectors(Pooling::Tokens) => Some(std::mem::take(&mut sequence.vectors)),
-            _ => embedding,
-        };
-        self.end(row.key, Ending { embedding, answered: true, ..Ending::default() }, reason, now);
+        let embedding = sequence.take_vectors();
+        self.end(key, Ending { embedding, answered: true, ..Ending::default() }, reason, now);
     }
 
     /// Appends the sampled token to a sequence and ends the sequence if it was the last token.
@@ -476,8 +472,8 @@ impl EngineLoop {
         tracing::error!(step = record.step, fatal = error.fatal, "step failed: {error}");
         let now = Instant::now();
         let message: Arc<str> = error.message.as_str().into();
-        for row in &record.rows {
-            self.end(row.key, Ending::default(), FinishReason::Error(message.clone()), now);
+        for share in &record.shares {
+            self.end(share.key, Ending::default(), FinishReason::Error(message.clone()), now);
         }
         for key in self.scheduler.withdraw(record.step) {
             self.end(key, Ending::default(), FinishReason::Error(message.clone()), now);

@@ -38,13 +38,21 @@ pub(crate) struct SequenceKv {
     published: usize,
     /// Number of leading blocks that are in the index themselves.
     indexed: usize,
+    /// Number of leading blocks of each table that the executor knows.
+    told: usize,
 }
 
 impl SequenceKv {
     /// Creates the KV state without blocks. The caller's thread computes the keys of the prompt's full blocks here.
     pub(crate) fn new(layout: &KvLayout, history: &TokenHistory, extras: Extras) -> Self {
-        let mut kv =
-            Self { tables: vec![Vec::new(); layout.groups], extras, keys: Vec::new(), published: 0, indexed: 0 };
+        let mut kv = Self {
+            tables: vec![Vec::new(); layout.groups],
+            extras,
+            keys: Vec::new(),
+            published: 0,
+            indexed: 0,
+            told: 0,
+        };
         if layout.caching {
             kv.extend_keys(layout, history, history.len() / layout.block_size);
         }
@@ -54,6 +62,13 @@ impl SequenceKv {
     /// Returns the number of blocks of each table.
     fn len(&self) -> usize {
         self.tables.first().map_or(0, Vec::len)
+    }
+
+    /// Returns the number of blocks of each table that the executor knows, and counts all as known.
+    pub(crate) fn tell(&mut self) -> usize {
+        let known = self.told;
+        self.told = self.len();
+        known
     }
 
     /// Computes the keys of the first `blocks` blocks, which must be full, unless they are known.
@@ -337,6 +352,7 @@ impl KvCache {
                         pool.release(id);
                         self.gains += 1;
                         kv.tables[group][block] = other;
+                        kv.told = kv.told.min(block);
                     }
                     other => {
                         if let Some(unfinished) = other {
@@ -373,6 +389,7 @@ impl KvCache {
             pool.release(std::mem::replace(&mut table[last], found[0]));
         }
         kv.published = kv.published.max(kv.len());
+        kv.told = kv.told.min(last);
         true
     }
 
@@ -434,7 +451,7 @@ impl KvCache {
         for (pool, table) in self.pools.iter_mut().zip(&mut kv.tables) {
             table.drain(..).rev().for_each(|id| pool.release(id));
         }
-        (kv.published, kv.indexed) = (0, 0);
+        (kv.published, kv.indexed, kv.told) = (0, 0, 0);
     }
 
     /// Removes every block from the index. Returns `false` and changes nothing if a block is used.

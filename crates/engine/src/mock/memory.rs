@@ -1,10 +1,11 @@
 //! Fake KV blocks.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use super::MockConfig;
-use crate::{ImageInput, Joined, PlannedImage, PlannedSequence, PromptImage, SamplingParams, Seat, StepPlan};
+use crate::{
+    ImageInput, Joined, PlannedImage, PlannedSequence, PromptImage, SamplingParams, Seat, StepPlan, TableChange,
+};
 
 /// The state before the first token.
 pub(super) const EMPTY: u64 = 0x0c7a_0000_0000_0001;
@@ -52,39 +53,16 @@ struct Cell {
 }
 
 /// A sequence in a seat.
-struct Occupant {
-    params: Arc<SamplingParams>,
-    prompt: Arc<[u32]>,
+pub(super) struct Occupant {
+    pub(super) params: Arc<SamplingParams>,
+    pub(super) prompt: Arc<[u32]>,
+    /// Whether its tokens are drawn under masks.
+    pub(super) constrained: bool,
     /// Tokens of the sequence that plans have mentioned.
     tokens: Vec<u32>,
     /// Their inputs of the first layer, which differ from the tokens in images.
     contents: Vec<u32>,
     images: Arc<[PromptImage]>,
-    state: u64,
-}
-
-/// Inputs of the next sampled token.
-pub(super) struct SequenceState<'a> {
-    pub(super) params: &'a SamplingParams,
-    pub(super) prompt: &'a [u32],
-    pub(super) state: u64,
-}
-
-/// A sequence's block tables in a plan.
-#[derive(Clone, Copy)]
-pub(super) struct Tables<'a> {
-    blocks: &'a [u32],
-    ranges: &'a [Range<usize>],
-}
-
-impl<'a> Tables<'a> {
-    pub(super) fn of(plan: &'a StepPlan, tables: Range<usize>) -> Self {
-        Self { blocks: &plan.blocks, ranges: &plan.tables[tables] }
-    }
-
-    fn iter(self) -> impl Iterator<Item = &'a [u32]> {
-        self.ranges.iter().map(move |range| &self.blocks[range.clone()])
-    }
 }
 
 /// The blocks of every KV group, and the seats.
@@ -94,6 +72,8 @@ pub(super) struct Memory {
     /// Rows of the media cache.
     media: Vec<u32>,
     seats: Vec<Option<Occupant>>,
+    /// Block tables by seat, one per KV group, whose memory is kept.
+    tables: Vec<Vec<Vec<u32>>>,
 }
 
 impl Memory {
@@ -104,23 +84,54 @@ impl Memory {
             groups: vec![cells; config.kv_groups],
             media: vec![0; config.media_rows],
             seats: Vec::new(),
+            tables: Vec::new(),
         }
     }
 
-    /// Puts a sequence into a seat.
-    pub(super) fn join(&mut self, joined: &Joined) {
+    /// Empties a seat.
+    pub(super) fn leave(&mut self, seat: Seat) -> Result<(), String> {
+        let left = self.seats.get_mut(seat as usize).and_then(Option::take);
+        left.map(drop).ok_or_else(|| format!("seat {seat} is left by nobody"))
+    }
+
+    /// Puts a sequence into a free seat.
+    pub(super) fn join(&mut self, joined: &Joined) -> Result<(), String> {
         let seat = joined.seat as usize;
         if self.seats.len() <= seat {
             self.seats.resize_with(seat + 1, || None);
+            self.tables.resize(seat + 1, vec![Vec::new(); self.groups.len()]);
+        }
+        self.tables[seat].iter_mut().for_each(Vec::clear);
+        if self.seats[seat].is_some() {
+            return Err(format!("seat {seat} is taken"));
         }
         let mut tokens = Vec::with_capacity(joined.prompt.len() + joined.params.max_tokens.min(4096) as usize);
         tokens.extend(joined.prompt.iter().chain(&joined.output));
         let mut contents = Vec::with_capacity(tokens.capacity());
         contents.extend(self::contents(&joined.prompt, &joined.images));
         contents.extend(&joined.output);
-        let (params, prompt) = (joined.params.clone(), joined.prompt.clone());
-        let images = joined.images.clone();
-        self.seats[seat] = Some(Occupant { params, prompt, tokens, contents, images, state: EMPTY });
+        self.seats[seat] = Some(Occupant {
+            params: joined.params.clone(),
+            prompt: joined.prompt.clone(),
+            constrained: joined.constrained,
+            tokens,
+            contents,
+            images: joined.images.clone(),
+        });
+        Ok(())
+    }
+
+    /// Changes a block table.
+    pub(super) fn change_table(&mut self, change: &TableChange, blocks: &[u32]) -> Result<(), String> {
+        let TableChange { seat, group, start, .. } = *change;
+        let table = self.tables.get_mut(seat as usize).and_then(|tables| tables.get_mut(group as usize));
+        let table = table.ok_or_else(|| format!("seat {seat} has no table of KV group {group}"))?;
+        let known = table.len();
+        let blocks = blocks.get(change.blocks.clone()).filter(|_| start as usize <= known);
+        let blocks = blocks.ok_or_else(|| format!("seat {seat} changes from block {start} on, of {known}"))?;
+        table.truncate(start as usize);
+        table.extend_from_slice(blocks);
+        Ok(())
     }
 
     /// Checks that a step which ends at a position cuts no image.
@@ -168,12 +179,12 @@ impl Memory {
 
     /// Returns the state after `position`, read from the blocks. Every group must have the same. Without groups, it is
     /// computed from the sequence's tokens.
-    pub(super) fn read(&self, tables: Tables<'_>, seat: Seat, position: usize) -> Result<u64, String> {
+    pub(super) fn read(&self, seat: Seat, position: usize) -> Result<u64, String> {
+        let occupant = self.occupant(seat)?;
         if self.groups.is_empty() {
-            let occupant = self.occupant(seat)?;
             return Ok(state_after(&occupant.contents[..=position]));
         }
-        let mut states = self.groups.iter().zip(tables.iter()).map(|(cells, table)| {
+        let mut states = self.groups.iter().zip(&self.tables[seat as usize]).map(|(cells, table)| {
             let index = self.cell_index(table, position)?;
             cells.get(index).map(|cell| cell.state).ok_or_else(|| format!("position {position}: no such block"))
         });
@@ -186,35 +197,25 @@ impl Memory {
         Ok(first)
     }
 
-    fn occupant(&self, seat: Seat) -> Result<&Occupant, String> {
+    pub(super) fn occupant(&self, seat: Seat) -> Result<&Occupant, String> {
         self.seats.get(seat as usize).and_then(Option::as_ref).ok_or_else(|| format!("nobody sits in seat {seat}"))
     }
 
     /// Computes one token, whose input of the first layer is `content`, from the block content of its predecessor.
-    pub(super) fn write(
-        &mut self,
-        tables: Tables<'_>,
-        seat: Seat,
-        position: usize,
-        (token, content): (u32, u32),
-    ) -> Result<(), String> {
-        if tables.ranges.len() != self.groups.len() {
-            return Err(format!("{} block tables for {} KV groups", tables.ranges.len(), self.groups.len()));
-        }
+    pub(super) fn write(&mut self, seat: Seat, position: usize, (token, content): (u32, u32)) -> Result<(), String> {
         let known = self.occupant(seat)?.tokens.len();
         if position > known {
             return Err(format!("seat {seat} jumps to position {position} with {known} tokens known"));
         }
-        let before = if position == 0 { EMPTY } else { self.read(tables, seat, position - 1)? };
+        let before = if position == 0 { EMPTY } else { self.read(seat, position - 1)? };
         let state = extend(before, content);
-        for (group, table) in tables.iter().enumerate() {
-            let index = self.cell_index(table, position)?;
+        for group in 0..self.groups.len() {
+            let index = self.cell_index(&self.tables[seat as usize][group], position)?;
             let cell =
                 self.groups[group].get_mut(index).ok_or_else(|| format!("position {position}: no such block"))?;
             *cell = Cell { content, state };
         }
         if let Some(occupant) = &mut self.seats[seat as usize] {
-            occupant.state = state;
             match occupant.tokens.get(position) {
                 Some(&told) if told != token => {
                     return Err(format!("seat {seat} gets token {token} at position {position}, which is {told}"));
@@ -234,9 +235,9 @@ impl Memory {
 
     /// Checks that every position below `end` holds the sequence's own token, in the state that its predecessors lead
     /// to.
-    pub(super) fn verify(&self, tables: Tables<'_>, seat: Seat, end: usize) -> Result<(), String> {
+    pub(super) fn verify(&self, seat: Seat, end: usize) -> Result<(), String> {
         let occupant = self.occupant(seat)?;
-        for (group, (cells, table)) in self.groups.iter().zip(tables.iter()).enumerate() {
+        for (group, (cells, table)) in self.groups.iter().zip(&self.tables[seat as usize]).enumerate() {
             let mut state = EMPTY;
             for (position, &content) in occupant.contents[..end].iter().enumerate() {
                 state = extend(state, content);
@@ -250,14 +251,5 @@ impl Memory {
             }
         }
         Ok(())
-    }
-
-    /// Returns the inputs of a sequence's next sampled token.
-    pub(super) fn state(&self, seat: Seat) -> Result<SequenceState<'_>, String> {
-        self.occupant(seat).map(|occupant| SequenceState {
-            params: &occupant.params,
-            prompt: &occupant.prompt,
-            state: occupant.state,
-        })
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Its next token is a function of all tokens of the sequence so far, so a request has the same output alone or in any
 //! batch, in one chunk or many, preempted or not. [`MockConfig::expected_output`] computes it without an engine. The
-//! executor does not pass tokens from step to step: it reads them back from fake KV blocks through the plan's block
-//! tables. A wrong table, a block reused too early or a stale prefix gives wrong tokens, or a fatal error that names
+//! executor does not pass tokens from step to step: it reads them back from fake KV blocks through the block tables that
+//! plans have changed. A wrong table, a block reused too early or a stale prefix gives wrong tokens, or a fatal error that names
 //! the wrong position. Log-probabilities of prompts and embeddings come from the same blocks.
 
 mod memory;
@@ -18,10 +18,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use crate::{
-    Executor, ExecutorError, ImageSpec, InputToken, KvCacheSpec, KvGroupSpec, Logprobs, PlannedSequence, PooledRows,
-    PromptImage, SamplingParams, StepCost, StepId, StepMasks, StepOutput, StepPlan, StepWork, TokenOutput,
+    Executor, ExecutorError, ImageSpec, InputToken, KvCacheSpec, KvGroupSpec, Logprobs, PlannedRow, PlannedSequence,
+    PromptImage, RowKind, SamplingParams, StepCost, StepId, StepMasks, StepOutput, StepPlan, StepWork, TokenOutput,
 };
-use memory::{Memory, SequenceState, Tables};
+use memory::{Memory, Occupant};
 
 /// Behaviour of the executor. The default is quick and never fails.
 #[derive(Clone, Debug)]
@@ -137,7 +137,7 @@ impl MockCounters {
     }
 
     fn add(&self, plan: &StepPlan) {
-        let drawn = plan.sequences.iter().filter(|sequence| sequence.samples).count();
+        let drawn = plan.rows.iter().filter(|row| row.kind.draws()).count();
         for (counter, value) in self.0.iter().zip([1, plan.tokens.len(), drawn, plan.encode.len()]) {
             counter.fetch_add(value as u64, Relaxed);
         }
@@ -149,8 +149,8 @@ impl MockCounters {
 /// A step between `submit` and `wait`.
 struct MockStep {
     plan: StepPlan,
-    rows: Vec<TokenOutput>,
-    embeddings: Vec<Vec<f32>>,
+    tokens: Vec<TokenOutput>,
+    vectors: Vec<f32>,
     sampled: bool,
     ready: Instant,
 }
@@ -179,7 +179,7 @@ pub struct MockExecutor {
     in_flight: VecDeque<MockStep>,
     /// Tokens of the latest sampled step's rows.
     drawn: Vec<u32>,
-    spare_rows: Vec<Vec<TokenOutput>>,
+    spare_tokens: Vec<Vec<TokenOutput>>,
     spare_masks: StepMasks,
     counters: MockCounters,
 }
@@ -199,7 +199,7 @@ impl MockExecutor {
             config,
             in_flight: VecDeque::new(),
             drawn: Vec::new(),
-            spare_rows: Vec::new(),
+            spare_tokens: Vec::new(),
             spare_masks: StepMasks::default(),
             counters: MockCounters::default(),
         }
@@ -223,7 +223,6 @@ impl MockExecutor {
 
     /// Writes one sequence's tokens into its blocks.
     fn forward(&mut self, plan: &StepPlan, sequence: &PlannedSequence) -> Result<(), ExecutorError> {
-        let tables = Tables::of(plan, sequence.tables.clone());
         for (offset, token) in plan.tokens[sequence.tokens.clone()].iter().enumerate() {
             let token = match *token {
                 InputToken::Id(id) => id,
@@ -234,35 +233,55 @@ impl MockExecutor {
             };
             let position = sequence.first_position as usize + offset;
             let content = self.memory.content(plan, sequence, position, token).map_err(broken)?;
-            self.memory.write(tables, sequence.seat, position, (token, content)).map_err(broken)?;
+            self.memory.write(sequence.seat, position, (token, content)).map_err(broken)?;
         }
         let end = sequence.first_position as usize + sequence.tokens.len();
         if self.config.seen_whole {
             self.memory.check_whole(sequence.seat, end).map_err(broken)?;
         }
         if self.config.verify {
-            self.memory.verify(tables, sequence.seat, end).map_err(broken)?;
+            self.memory.verify(sequence.seat, end).map_err(broken)?;
         }
         Ok(())
     }
 }
 
-/// Returns the prompt token after a position, with its log-probability there.
-fn score(
+/// Output of a row.
+enum RowOutput {
+    Token(TokenOutput),
+    Vector(Vec<f32>),
+}
+
+/// Computes the output of a row of a step from the blocks.
+fn output(
     config: &MockConfig,
     memory: &Memory,
-    tables: Tables<'_>,
-    sequence: &PlannedSequence,
-    position: u32,
-) -> Result<TokenOutput, String> {
-    let SequenceState { params, prompt, .. } = memory.state(sequence.seat)?;
-    let outside = || format!("seat {} scores position {position}", sequence.seat);
-    let offset = position.checked_sub(sequence.first_position).ok_or_else(outside)?;
-    let &id =
-        prompt.get(position as usize + 1).filter(|_| (offset as usize) < sequence.tokens.len()).ok_or_else(outside)?;
-    let state = memory.read(tables, sequence.seat, position as usize)?;
-    let alternatives = params.prompt_logprobs.ok_or_else(outside)?;
-    Ok(TokenOutput { id, logprobs: Some(token::score(config, state, id, alternatives)) })
+    plan: &StepPlan,
+    row: &PlannedRow,
+    mask: Option<&[u32]>,
+) -> Result<RowOutput, String> {
+    let sequence = plan.sequence(row).ok_or_else(|| format!("a row is of sequence {}", row.sequence))?;
+    let seat = sequence.seat;
+    let outside = || format!("seat {seat} has a row {:?} at position {}", row.kind, row.position);
+    let offset = row.position.checked_sub(sequence.first_position).ok_or_else(outside)?;
+    if offset as usize >= sequence.tokens.len() {
+        return Err(outside());
+    }
+    let state = memory.read(seat, row.position as usize)?;
+    let Occupant { params, prompt, .. } = memory.occupant(seat)?;
+    Ok(match row.kind {
+        RowKind::Pool => RowOutput::Vector(token::embedding(config, state)),
+        RowKind::Score => {
+            let &id = prompt.get(row.position as usize + 1).ok_or_else(outside)?;
+            let alternatives = params.prompt_logprobs.ok_or_else(outside)?;
+            RowOutput::Token(TokenOutput { id, logprobs: Some(token::score(config, state, id, alternatives)) })
+        }
+        RowKind::Draw | RowKind::Verify => {
+            let number = (row.position + 1).checked_sub(prompt.len() as u32).ok_or_else(outside)?;
+            let id = token::draw(config, params, state, number, mask);
+            RowOutput::Token(TokenOutput { id, logprobs: token::logprobs(config, params, id) })
+        }
+    })
 }
 
 impl Executor for MockExecutor {
@@ -306,11 +325,17 @@ impl Executor for MockExecutor {
         if self.in_flight.back().is_some_and(|step| !step.sampled) {
             return Err(broken(format!("step {} was submitted before the one before was sampled", plan.step)));
         }
-        if plan.rows() > self.config.max_rows {
-            return Err(broken(format!("step {} has {} rows", plan.step, plan.rows())));
+        if plan.token_rows() > self.config.max_rows {
+            return Err(broken(format!("step {} has {} rows", plan.step, plan.token_rows())));
+        }
+        for &seat in &plan.left {
+            self.memory.leave(seat).map_err(broken)?;
         }
         for joined in &plan.joined {
-            self.memory.join(joined);
+            self.memory.join(joined).map_err(broken)?;
+        }
+        for change in &plan.tables {
+            self.memory.change_table(change, &plan.blocks).map_err(broken)?;
         }
         for planned in &plan.encode {
             self.memory.encode(planned).map_err(broken)?;
@@ -321,10 +346,10 @@ impl Executor for MockExecutor {
         self.counters.add(&plan);
         self.fails(plan.step, FailurePoint::Submit)?;
         let started = self.in_flight.back().map_or_else(Instant::now, |step| step.ready.max(Instant::now()));
-        let tokens = u32::try_from(plan.tokens.len()).unwrap_or(u32::MAX);
-        let ready = started + self.config.step_latency + self.config.token_latency * tokens;
-        let rows = self.spare_rows.pop().unwrap_or_default();
-        self.in_flight.push_back(MockStep { plan, rows, embeddings: Vec::new(), sampled: false, ready });
+        let count = u32::try_from(plan.tokens.len()).unwrap_or(u32::MAX);
+        let ready = started + self.config.step_latency + self.config.token_latency * count;
+        let tokens = self.spare_tokens.pop().unwrap_or_default();
+        self.in_flight.push_back(MockStep { plan, tokens, vectors: Vec::new(), sampled: false, ready });
         Ok(())
     }
 
@@ -340,43 +365,26 @@ impl Executor for MockExecutor {
         let Some(newest) = self.in_flight.back_mut() else { return Ok(()) };
         newest.sampled = true;
         self.drawn.clear();
-        let mut rows = masks.bits.chunks_exact(masks.words.max(1));
-        for sequence in &newest.plan.sequences {
-            let tables = Tables::of(&newest.plan, sequence.tables.clone());
-            for position in sequence.scores.clone() {
-                newest.rows.push(score(&self.config, &self.memory, tables, sequence, position).map_err(broken)?);
-            }
-            let SequenceState { params, state, .. } = self.memory.state(sequence.seat).map_err(broken)?;
-            match sequence.pools {
-                PooledRows::None => {}
-                PooledRows::Prompt => newest.embeddings.push(token::embedding(&self.config, state)),
-                PooledRows::Each => {
-                    let end = sequence.first_position as usize + sequence.tokens.len();
-                    let mut vectors = Vec::with_capacity(sequence.tokens.len() * self.config.hidden_size);
-                    for position in sequence.first_position as usize..end {
-                        let state = self.memory.read(tables, sequence.seat, position).map_err(broken)?;
-                        vectors.extend(token::embedding(&self.config, state));
-                    }
-                    newest.embeddings.push(vectors);
-                }
-            }
-            if !sequence.samples {
-                continue;
-            }
-            let mask = if sequence.constrained { rows.next() } else { None };
-            if sequence.constrained && mask.is_none() {
+        let mut spare = masks.bits.chunks_exact(masks.words.max(1));
+        for row in &newest.plan.rows {
+            let seat = newest.plan.sequence(row).map_or(0, |sequence| sequence.seat);
+            let constrained = row.kind.draws() && self.memory.occupant(seat).map_err(broken)?.constrained;
+            let mask = if constrained { spare.next() } else { None };
+            if constrained && mask.is_none() {
                 return Err(broken(format!("step {step} lacks a mask")));
             }
-            let id = token::draw(&self.config, params, state, sequence.output_position, mask);
-            newest.rows.push(TokenOutput { id, logprobs: token::logprobs(&self.config, params, id) });
+            match output(&self.config, &self.memory, &newest.plan, row, mask).map_err(broken)? {
+                RowOutput::Token(token) => newest.tokens.push(token),
+                RowOutput::Vector(vector) => newest.vectors.extend(vector),
+            }
         }
-        self.drawn.extend(newest.rows.iter().map(|row| row.id));
+        self.drawn.extend(newest.tokens.iter().map(|token| token.id));
         self.spare_masks = masks;
         Ok(())
     }
 
     fn wait(&mut self) -> Result<StepOutput, ExecutorError> {
-        let Some(MockStep { plan, rows, embeddings, sampled, ready }) = self.in_flight.pop_front() else {
+        let Some(MockStep { plan, tokens, vectors, sampled, ready }) = self.in_flight.pop_front() else {
             return Err(broken("there is no step to wait for".into()));
         };
         if !sampled {
@@ -384,11 +392,11 @@ impl Executor for MockExecutor {
         }
         std::thread::sleep(ready.saturating_duration_since(Instant::now()));
         self.fails(plan.step, FailurePoint::Wait)?;
-        Ok(StepOutput { rows, embeddings, plan })
+        Ok(StepOutput { tokens, vectors, plan })
     }
 
-    fn recycle(&mut self, rows: Vec<TokenOutput>) {
-        self.spare_rows.push(rows);
+    fn recycle(&mut self, tokens: Vec<TokenOutput>) {
+        self.spare_tokens.push(tokens);
     }
 
     fn spare_masks(&mut self) -> StepMasks {

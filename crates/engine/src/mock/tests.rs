@@ -1,36 +1,23 @@
-use std::sync::Arc;
-
 use super::*;
-use crate::Joined;
+use crate::{Joined, TableChange};
 
 fn plan(step: StepId, tokens: &[InputToken], first_position: u32, blocks: &[u32]) -> StepPlan {
-    let sequence = PlannedSequence {
-        seat: 0,
-        tokens: 0..tokens.len(),
-        first_position,
-        tables: 0..1,
-        samples: true,
-        output_position: step as u32 - 1,
-        ..PlannedSequence::default()
-    };
+    let sequence = PlannedSequence { seat: 0, tokens: 0..tokens.len(), first_position, ..PlannedSequence::default() };
     let mut plan = StepPlan { step, ..StepPlan::default() };
     plan.tokens.extend(tokens);
     plan.sequences.push(sequence);
-    plan.tables.push(0..blocks.len());
+    plan.rows.push(row(first_position + tokens.len() as u32 - 1, RowKind::Draw));
+    plan.tables.push(TableChange { seat: 0, group: 0, start: 0, blocks: 0..blocks.len() });
     plan.blocks.extend(blocks);
     plan
 }
 
+fn row(position: u32, kind: RowKind) -> PlannedRow {
+    PlannedRow { sequence: 0, position, kind }
+}
+
 fn join(mut plan: StepPlan, prompt: &[u32]) -> StepPlan {
-    let params = Arc::new(SamplingParams::default());
-    plan.joined.push(Joined {
-        seat: 0,
-        params,
-        prompt: prompt.into(),
-        output: Vec::new(),
-        images: [].into(),
-        second_text: None,
-    });
+    plan.joined.push(Joined::new(0, prompt, SamplingParams::default()));
     plan
 }
 
@@ -38,7 +25,7 @@ fn run(mock: &mut MockExecutor, plan: StepPlan) -> Result<u32, ExecutorError> {
     let step = plan.step;
     mock.submit(plan)?;
     mock.sample(step, StepMasks::default())?;
-    Ok(mock.wait()?.rows[0].id)
+    Ok(mock.wait()?.tokens[0].id)
 }
 
 fn small() -> MockExecutor {
@@ -92,23 +79,15 @@ fn scores_and_embeddings_follow_from_the_blocks() {
     let config = MockConfig { block_size: 2, blocks: 9, ..MockConfig::default() };
     let mut first = plan(1, &INPUT, 0, &[3, 7]);
     let params = SamplingParams { prompt_logprobs: Some(2), ..SamplingParams::default() };
-    first.joined.push(Joined {
-        seat: 0,
-        params: Arc::new(params),
-        prompt: PROMPT.into(),
-        output: Vec::new(),
-        images: [].into(),
-        second_text: None,
-    });
-    first.sequences[0] =
-        PlannedSequence { scores: 0..2, pools: PooledRows::Prompt, samples: false, ..first.sequences[0].clone() };
+    first.joined.push(Joined::new(0, PROMPT, params));
+    first.rows = vec![row(0, RowKind::Score), row(1, RowKind::Score), row(2, RowKind::Pool)];
     mock.submit(first).unwrap();
     mock.sample(1, StepMasks::default()).unwrap();
     let output = mock.wait().unwrap();
-    assert_eq!(output.rows.iter().map(|row| row.id).collect::<Vec<_>>(), PROMPT[1..]);
-    let logprobs: Vec<_> = output.rows.into_iter().filter_map(|row| row.logprobs).collect();
+    assert_eq!(output.tokens.iter().map(|token| token.id).collect::<Vec<_>>(), PROMPT[1..]);
+    let logprobs: Vec<_> = output.tokens.into_iter().filter_map(|token| token.logprobs).collect();
     assert_eq!(logprobs, config.expected_prompt_logprobs(&PROMPT, 2));
-    assert_eq!(output.embeddings, [config.expected_embedding(&PROMPT)]);
+    assert_eq!(output.vectors, config.expected_embedding(&PROMPT));
     assert_ne!(config.expected_embedding(&[5, 4, 6]), config.expected_embedding(&PROMPT), "the order counts");
 }
 

@@ -1,6 +1,6 @@
 //! Admission of waiting sequences.
 
-use super::{Budget, Chosen, Scheduler};
+use super::{Budget, Scheduler, Share};
 use crate::clock::StepClock;
 use crate::kv::Hit;
 use crate::sequence::SequenceKey;
@@ -95,7 +95,7 @@ impl Scheduler {
         if hit.awaited {
             return Admission::Deferred;
         }
-        let scored = sequence.within_rows(hit.tokens, budget.scores);
+        let scored = sequence.scores.within(hit.tokens, budget.scores);
         let mut tokens = (known - hit.tokens).min(share).min(scored);
         if tokens == 0 {
             return self.pass_over(key);
@@ -117,7 +117,7 @@ impl Scheduler {
         if chosen.tokens == 0 {
             return Admission::Blocked;
         }
-        let Some(chosen) = self.with_images(chosen, hit.tokens, &time, clock) else { return self.block(key) };
+        let Some(chosen) = self.with_images(chosen, &time, clock) else { return self.block(key) };
         if chosen.tokens == 0 {
             return self.pass_over(key);
         }
@@ -125,7 +125,7 @@ impl Scheduler {
             return self.block(key);
         }
         self.start(key, hit, chosen);
-        self.choose_share(chosen, hit.tokens + chosen.tokens, budget);
+        self.choose_share(chosen, budget);
         if let (Some(reserved), Some(sequence)) = (&mut budget.reserved, self.sequences.get(key)) {
             *reserved += self.kv.missing(&sequence.kv, known);
         }
@@ -171,13 +171,13 @@ impl Scheduler {
     }
 
     /// Moves the head of the queue to the running sequences, with blocks for its first share.
-    fn start(&mut self, key: SequenceKey, hit: Hit, chosen: Chosen) {
+    fn start(&mut self, key: SequenceKey, hit: Hit, share: Share) {
         let (Some(seat), Some(sequence)) = (self.seats.pop(), self.sequences.get_mut(key)) else { return };
         self.waiting.remove(sequence);
         self.clients.start(sequence.client);
         sequence.admit(seat, hit.tokens, self.kv.layout());
         self.kv.attach(&mut sequence.kv, hit);
-        let fits = self.kv.grow(&mut sequence.kv, hit.tokens + chosen.tokens);
+        let fits = self.kv.grow(&mut sequence.kv, share.end());
         debug_assert!(fits, "the whole sequence was found to fit");
         let id = sequence.id;
         // Under FCFS, a sequence that was passed over comes before those that overtook it.

@@ -25,10 +25,8 @@ use crate::clock::StepClock;
 use crate::image::ImageCache;
 use crate::inbox::RequestId;
 use crate::kv::{KvCache, KvLayout};
-use crate::sequence::{LastOutput, Residence, Sequence, SequenceKey, SequenceTable};
-use crate::{
-    ClientId, EngineConfig, ImageSpec, KvCacheSpec, PooledRows, SchedulingPolicy, Seat, StepId, StepPlan, StepWork,
-};
+use crate::sequence::{Residence, Sequence, SequenceKey, SequenceTable, ShareRows};
+use crate::{ClientId, EngineConfig, ImageSpec, KvCacheSpec, SchedulingPolicy, Seat, StepId, StepPlan, StepWork};
 use clients::Clients;
 use queue::{Rank, WaitingQueue};
 
@@ -36,38 +34,43 @@ use queue::{Rank, WaitingQueue};
 /// bounded too tightly is not computed token by token.
 const LEAST_CHUNK: usize = 16;
 
-/// One sequence's share of a step. The engine keeps it until the step retires.
+/// One sequence's share of a step: its tokens, and the rows that give an output. The engine keeps it until the step
+/// retires.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct StepRow {
+pub(crate) struct Share {
     pub(crate) key: SequenceKey,
-    /// Value of [`Sequence::preemptions`] when the row was planned.
+    /// Value of [`Sequence::preemptions`] when the share was planned.
     preemptions: u32,
-    first: usize,
-    tokens: usize,
-    /// Number of prompt tokens among `tokens`.
-    prompt_tokens: usize,
-    /// Number of output rows that score the prompt. They come before the sampled row.
-    pub(crate) scores: usize,
-    /// Result of its last token, if that was the last known one.
-    pub(crate) last_output: Option<LastOutput>,
-    /// Vectors that the step returns.
-    pub(crate) pools: PooledRows,
+    /// Position of its first token.
+    pub(crate) first: usize,
+    pub(crate) tokens: usize,
+    pub(crate) rows: ShareRows,
+    /// Whether its tokens are drawn under masks.
     pub(crate) constrained: bool,
+    /// Estimated work; nothing without a cost model.
+    work: StepWork,
+    /// Estimated time in seconds.
+    seconds: f64,
 }
 
-impl StepRow {
-    /// Returns whether a token is sampled.
-    pub(crate) fn samples(&self) -> bool {
-        self.last_output == Some(LastOutput::Token)
+impl Share {
+    /// Returns the position after its last token.
+    fn end(&self) -> usize {
+        self.first + self.tokens
+    }
+
+    /// Returns the number of masks that it needs.
+    pub(crate) fn masks(&self) -> usize {
+        if self.constrained { self.rows.draws } else { 0 }
     }
 }
 
-/// The sequences of a step in flight, with their shares.
+/// The shares of a step in flight.
 #[derive(Debug, Default)]
 pub(crate) struct StepRecord {
     pub(crate) step: StepId,
     /// Shares, in the order of the plan's sequences.
-    pub(crate) rows: Vec<StepRow>,
+    pub(crate) shares: Vec<Share>,
     /// Whether its sampling has been started.
     pub(crate) sampling: bool,
     /// Number of tokens of the images that it encodes.
@@ -79,29 +82,16 @@ pub(crate) struct StepRecord {
 }
 
 impl StepRecord {
-    /// Returns the number of rows and the number of sequences with vectors in its output.
+    /// Returns the number of tokens and the number of vectors in its output.
     pub(crate) fn outputs(&self) -> (usize, usize) {
-        let rows = self.rows.iter().map(|row| row.scores + usize::from(row.samples())).sum();
-        (rows, self.rows.iter().filter(|row| row.pools != PooledRows::None).count())
+        let rows = self.shares.iter().map(|share| share.rows);
+        rows.fold((0, 0), |(tokens, vectors), rows| (tokens + rows.tokens(), vectors + rows.vectors))
     }
 
-    /// Returns the number of sequences that sample under a mask.
-    pub(crate) fn constrained_rows(&self) -> usize {
-        self.rows.iter().filter(|row| row.constrained).count()
+    /// Returns the number of rows that draw under a mask.
+    pub(crate) fn masks(&self) -> usize {
+        self.shares.iter().map(Share::masks).sum()
     }
-}
-
-/// A sequence chosen for the step being planned.
-#[derive(Clone, Copy, Debug)]
-struct Chosen {
-    key: SequenceKey,
-    tokens: usize,
-    /// Number of prompt rows that are scored.
-    scores: usize,
-    /// Estimated work; nothing without a cost model.
-    work: StepWork,
-    /// Estimated time in seconds.
-    seconds: f64,
 }
 
 /// Remaining budget of a step.
@@ -117,16 +107,16 @@ struct Budget {
 }
 
 impl Budget {
-    fn take(&mut self, chosen: &Chosen) {
-        self.tokens -= chosen.tokens;
-        self.scores -= chosen.scores;
-        self.seconds -= chosen.seconds;
+    fn take(&mut self, share: &Share) {
+        self.tokens -= share.tokens;
+        self.scores -= share.rows.scores;
+        self.seconds -= share.seconds;
     }
 
-    fn give_back(&mut self, chosen: &Chosen) {
-        self.tokens += chosen.tokens;
-        self.scores += chosen.scores;
-        self.seconds += chosen.seconds;
+    fn give_back(&mut self, share: &Share) {
+        self.tokens += share.tokens;
+        self.scores += share.rows.scores;
+        self.seconds += share.seconds;
     }
 }
 
@@ -145,12 +135,14 @@ pub(crate) struct Scheduler {
     running: Vec<SequenceKey>,
     /// Free seats.
     seats: Vec<Seat>,
+    /// Seats that sequences have left since the last plan.
+    left: Vec<Seat>,
     /// Running sequences, in the order in which the step being planned serves them.
     order: Vec<SequenceKey>,
     /// Number of the latest step planned.
     step: StepId,
-    /// Sequences chosen for the step being planned.
-    chosen: Vec<Chosen>,
+    /// Shares of the step being planned.
+    chosen: Vec<Share>,
     /// Sequences that the last call of [`Scheduler::schedule`] admitted.
     admitted: Vec<SequenceKey>,
     /// Sequences that wait for another step and let others pass; they are not in the queue meanwhile.
@@ -179,6 +171,7 @@ impl Scheduler {
             waiting: WaitingQueue::new(config.policy),
             running: Vec::with_capacity(seats),
             seats: (0..seats as Seat).rev().collect(),
+            left: Vec::with_capacity(seats),
             clients: Clients::default(),
             order: Vec::with_capacity(seats),
             step: 0,
@@ -266,7 +259,7 @@ impl Scheduler {
             Residence::Waiting => self.waiting.remove(&sequence),
             Residence::Running(seat) => {
                 self.running.retain(|&other| other != key);
-                self.seats.push(seat);
+                self.free_seat(seat, sequence.joined);
                 self.clients.stop(sequence.client);
                 self.kv.release(&mut sequence.kv);
                 self.images.release(&mut sequence.images);
@@ -352,13 +345,13 @@ impl Scheduler {
     ///
     /// A sequence whose prompt is scored is slow, and computes each row whatever is found. Others do not wait for it:
     /// its blocks can be found once they are in memory.
-    fn choose_share(&mut self, chosen: Chosen, end: usize, budget: &mut Budget) {
-        budget.take(&chosen);
-        self.chosen.push(chosen);
-        if let Some(sequence) = self.sequences.get_mut(chosen.key)
-            && !sequence.scores_prompt()
+    fn choose_share(&mut self, share: Share, budget: &mut Budget) {
+        budget.take(&share);
+        self.chosen.push(share);
+        if let Some(sequence) = self.sequences.get_mut(share.key)
+            && !sequence.scores.requested()
         {
-            self.kv.publish(&mut sequence.kv, &sequence.history, end.min(sequence.history.len()));
+            self.kv.publish(&mut sequence.kv, &sequence.history, share.end().min(sequence.history.len()));
         }
     }
 
@@ -416,15 +409,15 @@ impl Scheduler {
         (first, most): (usize, usize),
         budget: &Budget,
         clock: Option<&StepClock>,
-    ) -> Option<Chosen> {
+    ) -> Option<Share> {
         let sequence = self.sequences.get(key)?;
+        let preemptions = sequence.preemptions;
         let choice = |tokens: usize| {
-            let end = first + tokens;
-            let scores = sequence.scores_until(end).len();
-            let rows = scores + usize::from(end == sequence.total() && sequence.last_output == LastOutput::Token);
-            let work = clock.map(|clock| clock.share(tokens, end, rows)).unwrap_or_default();
+            let rows = sequence.rows_of(first, first + tokens);
+            let work = clock.map(|clock| clock.share(tokens, first + tokens, rows.tokens())).unwrap_or_default();
             let seconds = clock.map_or(0.0, |clock| clock.seconds(&work));
-            Chosen { key, tokens, scores, work, seconds }
+            let constrained = sequence.constraint.is_some();
+            Share { key, preemptions, first, tokens, rows, constrained, work, seconds }
         };
         let whole = choice(most);
         if whole.seconds <= budget.seconds {
@@ -453,19 +446,13 @@ impl Scheduler {
         }
     }
 
-    /// Cuts a share that begins at `first` before the first image that the sequence cannot have in this step, and makes
+    /// Cuts a share before the first image that the sequence cannot have in this step, and makes
     /// the sequence hold the images before.
-    fn with_images(
-        &mut self,
-        chosen: Chosen,
-        first: usize,
-        budget: &Budget,
-        clock: Option<&StepClock>,
-    ) -> Option<Chosen> {
-        let sequence = self.sequences.get_mut(chosen.key)?;
-        match self.images.acquire(&mut sequence.images, first, chosen.tokens) {
-            tokens if tokens < chosen.tokens => self.choice(chosen.key, (first, tokens), budget, clock),
-            _ => Some(chosen),
+    fn with_images(&mut self, share: Share, budget: &Budget, clock: Option<&StepClock>) -> Option<Share> {
+        let sequence = self.sequences.get_mut(share.key)?;
+        match self.images.acquire(&mut sequence.images, share.first, share.tokens) {
+            tokens if tokens < share.tokens => self.choice(share.key, (share.first, tokens), budget, clock),
+            _ => Some(share),
         }
     }
 
@@ -485,11 +472,12 @@ impl Scheduler {
         let Some(sequence) = self.sequences.get(key) else { return };
         let first = sequence.submitted;
         let limit = sequence.wanted().min(budget.tokens);
-        let most = self.uncut(sequence, first, limit.min(share).min(sequence.within_rows(first, budget.scores)), limit);
+        let most =
+            self.uncut(sequence, first, limit.min(share).min(sequence.scores.within(first, budget.scores)), limit);
         let Some(chosen) = self.choice(key, (first, most), budget, clock) else { return };
-        let Some(chosen) = self.with_images(chosen, first, budget, clock) else { return };
-        if chosen.tokens > 0 && self.make_room(key, first + chosen.tokens, budget) {
-            self.choose_share(chosen, first + chosen.tokens, budget);
+        let Some(chosen) = self.with_images(chosen, budget, clock) else { return };
+        if chosen.tokens > 0 && self.make_room(key, chosen.end(), budget) {
+            self.choose_share(chosen, budget);
         }
     }
 
@@ -540,6 +528,14 @@ impl Scheduler {
         }
     }
 
+    /// Frees a seat, of which the executor is told if it knows the sequence.
+    fn free_seat(&mut self, seat: Seat, joined: bool) {
+        self.seats.push(seat);
+        if joined {
+            self.left.push(seat);
+        }
+    }
+
     /// Returns the index of the running sequence to preempt: the last admitted one, or the last one in the order of the
     /// priority policy.
     fn victim(&self) -> Option<usize> {
@@ -554,10 +550,11 @@ impl Scheduler {
 
     fn preempt(&mut self, index: usize) {
         let key = self.running.remove(index);
-        let Some(sequence) = self.sequences.get_mut(key) else { return };
+        let Some(sequence) = self.sequences.get(key) else { return };
         if let Residence::Running(seat) = sequence.residence {
-            self.seats.push(seat);
+            self.free_seat(seat, sequence.joined);
         }
+        let Some(sequence) = self.sequences.get_mut(key) else { return };
         self.kv.release(&mut sequence.kv);
         self.images.release(&mut sequence.images);
         sequence.preempt();
@@ -586,31 +583,17 @@ impl Scheduler {
         readers
     }
 
-    /// Keeps the vectors of tokens that a step returned, unless the sequence was preempted since: its tokens are then
-    /// computed again.
-    pub(crate) fn keep_vectors(&mut self, row: &StepRow, vectors: &[f32]) {
-        if let Some(sequence) = self.sequences.get_mut(row.key)
-            && sequence.preemptions == row.preemptions
-        {
-            if row.first == 0 {
-                sequence.vectors.clear();
-            }
-            sequence.vectors.extend_from_slice(vectors);
-        }
-    }
-
-    /// Records that the tokens which a step computed for `row` are in memory. Returns the number of prompt tokens among
-    /// them, or `None` if the sequence has ended. The caller appends the sampled token and ends a sequence whose result
-    /// is no token.
-    pub(crate) fn retire(&mut self, row: &StepRow) -> Option<usize> {
-        let sequence = self.sequences.get_mut(row.key)?;
-        if sequence.preemptions == row.preemptions {
-            sequence.retired = row.first + row.tokens;
+    /// Records that the tokens of a share are in memory. Returns the number of prompt tokens among them, or `None` if the
+    /// sequence has ended. The caller appends the drawn token and ends a sequence whose result is no token.
+    pub(crate) fn retire(&mut self, share: &Share) -> Option<usize> {
+        let sequence = self.sequences.get_mut(share.key)?;
+        if sequence.preemptions == share.preemptions {
+            sequence.retired = share.end();
             self.kv.commit(&mut sequence.kv, &sequence.history, sequence.retired);
         }
-        if row.last_output.is_some() {
+        if share.rows.completes {
             sequence.pending -= 1;
         }
-        Some(row.prompt_tokens)
+        Some(share.end().min(sequence.prompt_len()).saturating_sub(share.first))
     }
 }

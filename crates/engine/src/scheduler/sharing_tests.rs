@@ -7,15 +7,17 @@ use crate::{InputToken, SamplingParams};
 #[test]
 fn a_prefix_is_found_by_the_step_after_the_one_that_computes_it() {
     let mut rig = Rig::new(config(), 64);
-    rig.add(prompt(1, 9), 5, 0);
-    rig.add(prompt(1, 9), 5, 0);
+    let keys = [rig.add(prompt(1, 9), 5, 0), rig.add(prompt(1, 9), 5, 0)];
     let (shares, first) = rig.plan();
     assert_eq!(shares, [(0, 9, true)], "the second waits for the prefix");
     let (shares, second) = rig.plan();
     assert_eq!(shares, [(0, 1, true), (1, 1, true)], "the first step is still in flight");
     assert_eq!(rig.plan.tokens[0], InputToken::Drawn { row: 0 });
     assert_eq!(rig.plan.sequences[1].first_position, 8);
-    assert_eq!(rig.plan.blocks[rig.plan.tables[0].clone()][..2], rig.plan.blocks[rig.plan.tables[1].clone()][..2]);
+    let table = |key| rig.scheduler.sequences.get(key).unwrap().kv.tables[0].clone();
+    let [one, other] = keys.map(table);
+    assert_eq!(one[..2], other[..2]);
+    assert_eq!(rig.plan.blocks, [other[0], other[1], other[2]], "the first sequence has no new block");
     rig.retire(&first);
     rig.retire(&second);
 }

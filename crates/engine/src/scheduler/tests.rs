@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::inbox::Inbox;
 use crate::kv::{Extras, SequenceKv, TokenHistory};
-use crate::{InputToken, KvGroupSpec, Request, SamplingParams, stream};
+use crate::{InputToken, KvGroupSpec, PlannedRow, Request, RowKind, SamplingParams, TableChange, stream};
 
 /// A scheduler whose steps complete at once unless a test delays them.
 pub(super) struct Rig {
@@ -67,24 +67,25 @@ impl Rig {
         self.scheduler.key(id).unwrap()
     }
 
-    /// Plans a step and returns `(sequence id, tokens, samples)` of each share.
+    /// Plans a step and returns `(sequence id, tokens, whether it draws)` of each share.
     pub(super) fn plan(&mut self) -> (Vec<(u64, usize, bool)>, StepRecord) {
         self.step += 1;
         let mut record = StepRecord::default();
         self.scheduler.schedule(self.step, self.clock.as_ref(), &mut self.plan, &mut record);
         assert_eq!(self.scheduler.check_integrity(), Ok(()));
-        let share = |row: &StepRow| (self.scheduler.sequences.get(row.key).unwrap().id, row.tokens, row.samples());
-        (record.rows.iter().map(share).collect(), record)
+        let shown =
+            |share: &Share| (self.scheduler.sequences.get(share.key).unwrap().id, share.tokens, share.rows.draws > 0);
+        (record.shares.iter().map(shown).collect(), record)
     }
 
     /// Completes the step. Sampled sequences get token 7.
     pub(super) fn retire(&mut self, record: &StepRecord) {
-        for row in &record.rows {
-            if self.scheduler.retire(row).is_some() && row.samples() {
-                let sequence = self.scheduler.sequence_mut(row.key).unwrap();
+        for share in &record.shares {
+            if self.scheduler.retire(share).is_some() && share.rows.draws > 0 {
+                let sequence = self.scheduler.sequence_mut(share.key).unwrap();
                 sequence.history.output.push(7);
                 if sequence.full() {
-                    self.scheduler.remove(row.key);
+                    self.scheduler.remove(share.key);
                 }
             }
         }
@@ -124,13 +125,15 @@ fn positions_tables_and_joins_are_written() {
     assert_eq!((rig.plan.step, rig.plan.blocks.as_slice()), (1, [1, 2].as_slice()));
     rig.step();
     let sequence = &rig.plan.sequences[0];
-    assert_eq!((sequence.first_position, sequence.samples, sequence.output_position), (6, true, 0));
+    assert_eq!((sequence.seat, sequence.first_position), (0, 6));
+    assert_eq!(rig.plan.rows, [PlannedRow { sequence: 0, position: 8, kind: RowKind::Draw }]);
     assert_eq!(rig.plan.tokens, [1006, 1007, 1008].map(InputToken::Id));
-    assert_eq!((sequence.tables.clone(), &rig.plan.tables[0]), (0..1, &(0..3)));
+    assert_eq!(rig.plan.tables, [TableChange { seat: 0, group: 0, start: 2, blocks: 0..1 }]);
+    assert_eq!(rig.plan.blocks, [3]);
     assert!(rig.plan.joined.is_empty());
     rig.step();
     assert_eq!(rig.plan.tokens, [InputToken::Id(7)]);
-    assert_eq!(rig.plan.sequences[0].output_position, 1);
+    assert_eq!(rig.plan.rows[0].position, 9);
 }
 
 #[test]
@@ -188,7 +191,7 @@ fn fcfs_preempts_the_last_admitted() {
     let keys = [1, 2, 3].map(|family| rig.add(prompt(family, 20), 40, 0));
     assert_eq!(rig.step(), [(0, 20, true), (1, 12, false)]);
     assert_eq!(rig.step(), [(0, 1, true), (1, 8, true), (2, 20, true)]);
-    assert_eq!(rig.plan.blocks.len(), 16);
+    assert_eq!(rig.scheduler.kv().used(), 16);
     // The first and the second sequence take the last sequence's blocks when they fill their own.
     let mut victims = Vec::new();
     for _ in 0..3 {
@@ -282,7 +285,7 @@ fn the_last_pending_token_plans_no_further_step() {
     let (_, first) = rig.plan();
     let (shares, second) = rig.plan();
     assert_eq!(shares, [(0, 1, true)]);
-    assert_eq!(rig.plan.sequences[0].output_position, 1);
+    assert_eq!(rig.plan.rows[0].position, 4);
     rig.retire(&first);
     let (shares, _) = rig.plan();
     assert_eq!(shares, [], "the token in flight is the last one allowed");
@@ -310,25 +313,32 @@ fn a_row_from_before_a_preemption_gives_its_token_and_no_block() {
     assert_eq!(shares, [(1, 1, true)], "the blocks of the attempt are found");
 }
 
+/// Returns the positions that a sequence of the plan scores, which must follow each other.
+fn scores(rig: &Rig, sequence: u32) -> Option<std::ops::Range<u32>> {
+    let scored = |row: &&PlannedRow| (row.sequence, row.kind) == (sequence, RowKind::Score);
+    let positions: Vec<u32> = rig.plan.rows.iter().filter(scored).map(|row| row.position).collect();
+    let range = *positions.first()?..positions.last()? + 1;
+    assert!(positions.iter().copied().eq(range.clone()));
+    Some(range)
+}
+
 #[test]
 fn a_step_scores_a_bounded_number_of_rows() {
     let config = EngineConfig { max_model_len: 400, max_num_batched_tokens: 1000, ..config() };
     let mut rig = Rig::new(config, 400);
     let scored = |max_tokens| SamplingParams { prompt_logprobs: Some(1), max_tokens, ..SamplingParams::default() };
-    let scores = |rig: &Rig| rig.plan.sequences.iter().map(|s| s.scores.clone()).collect::<Vec<_>>();
     rig.add_with(prompt(1, 101), scored(5), 0);
     rig.add_with(prompt(2, 70), scored(0), 0);
     rig.add(prompt(3, 300), 5, 0);
     assert_eq!(rig.step(), [(0, 64, false), (2, 300, true)], "the second waits for rows and keeps nobody waiting");
-    assert_eq!((scores(&rig), rig.plan.rows()), (vec![0..64, 0..0], 65));
+    assert_eq!((scores(&rig, 0), scores(&rig, 1), rig.plan.token_rows()), (Some(0..64), None, 65));
     assert_eq!((rig.plan.joined.len(), rig.scheduler.running()), (2, 2), "no seat without tokens");
     assert_eq!(rig.step(), [(0, 37, true), (2, 1, true), (1, 28, false)]);
-    assert_eq!(scores(&rig), [64..100, 0..0, 0..28]);
-    assert_eq!((rig.plan.joined.len(), rig.plan.rows()), (1, 66));
+    assert_eq!([0, 1, 2].map(|sequence| scores(&rig, sequence)), [Some(64..100), None, Some(0..28)]);
+    assert_eq!((rig.plan.joined.len(), rig.plan.token_rows()), (1, 66));
     assert_eq!(rig.step(), [(0, 1, true), (1, 42, false), (2, 1, true)]);
-    assert_eq!(scores(&rig)[1], 28..69);
-    let asked = rig.plan.sequences[1].clone();
-    assert_eq!((asked.samples, asked.pools), (false, PooledRows::None), "nothing is drawn");
+    assert_eq!(scores(&rig, 1), Some(28..69));
+    assert_eq!(rig.plan.rows.len(), 2 + 41, "nothing is drawn for the second");
 }
 
 #[test]
@@ -349,12 +359,11 @@ fn only_rows_that_were_scored_may_come_from_the_cache() {
     let second = rig.add_with(prompt(2, 32), scored, 0);
     assert_eq!(rig.step(), [(0, 30, true), (1, 2, false)]);
     assert_eq!(rig.step(), [(0, 1, true), (1, 30, true)]);
-    assert_eq!(rig.plan.sequences[1].scores, 2..31);
+    assert_eq!(scores(&rig, 1), Some(2..31));
     assert_eq!(rig.step(), [(0, 1, true)], "the second has no block for its token");
     let sequence = rig.scheduler.sequences.get(second).unwrap();
-    assert_eq!((sequence.preemptions, sequence.scored, sequence.may_be_cached()), (1, 31, usize::MAX));
+    assert_eq!((sequence.preemptions, sequence.may_be_cached()), (1, usize::MAX));
     rig.scheduler.remove(rig.scheduler.running[0]);
     rig.step();
-    let planned = &rig.plan.sequences[0];
-    assert!(planned.first_position > 0 && planned.scores.is_empty(), "scored before, and found");
+    assert!(rig.plan.sequences[0].first_position > 0 && scores(&rig, 0).is_none(), "scored before, and found");
 }

@@ -1,22 +1,25 @@
-//! Conversion of the chosen sequences into the flat arrays of a [`StepPlan`].
+//! Conversion of the chosen shares into the flat arrays of a [`StepPlan`].
 
-use super::{Chosen, Scheduler, StepRecord, StepRow};
-use crate::sequence::{LastOutput, Residence, Sequence};
-use crate::{InputToken, Joined, PlannedSequence, Seat, StepId, StepPlan};
+use super::{Scheduler, Share, StepRecord};
+use crate::sequence::{Residence, Sequence};
+use crate::{InputToken, Joined, PlannedRow, PlannedSequence, RowKind, Seat, StepId, StepPlan, TableChange};
 
 impl Scheduler {
-    /// Writes the chosen sequences' shares and counts them as submitted.
+    /// Writes the chosen shares and counts their tokens as submitted.
     pub(super) fn write_plan(&mut self, step: StepId, plan: &mut StepPlan, record: &mut StepRecord) {
         plan.clear();
         plan.step = step;
-        record.rows.clear();
+        if !self.chosen.is_empty() {
+            plan.left.append(&mut self.left);
+        }
+        record.shares.clear();
         record.step = step;
         record.sampling = false;
         self.images.write_encoded(plan);
         record.image_tokens = plan.encode.iter().flat_map(|planned| &planned.media).map(|rows| rows.len()).sum();
-        let mut rows = 0;
-        for &Chosen { key, tokens, scores, .. } in &self.chosen {
-            let Some(sequence) = self.sequences.get_mut(key) else { continue };
+        let mut token_rows = 0;
+        for share in &self.chosen {
+            let Some(sequence) = self.sequences.get_mut(share.key) else { continue };
             let Residence::Running(seat) = sequence.residence else {
                 debug_assert!(false, "a victim was taken out of the step");
                 continue;
@@ -25,55 +28,27 @@ impl Scheduler {
                 plan.joined.push(joined(sequence, seat));
                 sequence.joined = true;
             }
-            let first = sequence.submitted;
-            let end = first + tokens;
-            let last_output = (end == sequence.total()).then_some(sequence.last_output);
-            let samples = last_output == Some(LastOutput::Token);
-            let constrained = samples && sequence.constraint.is_some();
+            let (first, end) = (share.first, share.end());
             let injected = plan.injected.len();
             self.images.write_injected(&sequence.images, first..end, plan);
             self.images.release_until(&mut sequence.images, end);
-            let scored = sequence.scores_until(end);
-            let pools = sequence.pools_until(end);
-            debug_assert_eq!(scored.len(), scores);
+            write_rows(plan, sequence, share);
             plan.sequences.push(PlannedSequence {
                 seat,
-                tokens: plan.tokens.len()..plan.tokens.len() + tokens,
+                tokens: plan.tokens.len()..plan.tokens.len() + share.tokens,
                 first_position: first as u32,
-                tables: plan.tables.len()..plan.tables.len() + sequence.kv.tables.len(),
-                scores: scored.start as u32..scored.end as u32,
-                samples,
-                pools,
-                output_position: (sequence.history.output.len() + sequence.pending) as u32,
-                constrained,
                 injected: injected..plan.injected.len(),
             });
             write_tokens(plan, sequence, first, end);
-            for table in &sequence.kv.tables {
-                plan.tables.push(plan.blocks.len()..plan.blocks.len() + table.len());
-                plan.blocks.extend_from_slice(table);
-            }
-            let prompt_tokens = end.min(sequence.prompt_len()).saturating_sub(first);
-            let preemptions = sequence.preemptions;
-            record.rows.push(StepRow {
-                key,
-                preemptions,
-                first,
-                tokens,
-                prompt_tokens,
-                scores,
-                last_output,
-                pools,
-                constrained,
-            });
+            write_tables(plan, sequence, seat);
+            record.shares.push(*share);
             sequence.submitted = end;
             sequence.served = step;
-            sequence.scored = scored.end;
-            sequence.pending += usize::from(last_output.is_some());
-            rows += scored.len() as u32;
-            if samples {
-                sequence.drawn_row = rows;
-                rows += 1;
+            sequence.scores.plan(end);
+            sequence.pending += usize::from(share.rows.completes);
+            token_rows += share.rows.tokens() as u32;
+            if share.rows.draws > 0 {
+                sequence.drawn_row = token_rows - 1;
             }
         }
     }
@@ -85,9 +60,33 @@ fn joined(sequence: &Sequence, seat: Seat) -> Joined {
         params: sequence.params.clone(),
         prompt: sequence.history.prompt.clone(),
         output: sequence.history.output.clone(),
+        constrained: sequence.constraint.is_some(),
         images: sequence.images.all().clone(),
         second_text: sequence.second_text,
     }
+}
+
+/// Writes the blocks of a sequence that the executor does not know.
+fn write_tables(plan: &mut StepPlan, sequence: &mut Sequence, seat: Seat) {
+    let start = sequence.kv.tell();
+    for (group, table) in (0..).zip(&sequence.kv.tables) {
+        let blocks = plan.blocks.len()..plan.blocks.len() + table.len() - start;
+        if !blocks.is_empty() {
+            plan.blocks.extend_from_slice(&table[start..]);
+            plan.tables.push(TableChange { seat, group, start: start as u32, blocks });
+        }
+    }
+}
+
+/// Writes the rows of the next sequence that give an output.
+fn write_rows(plan: &mut StepPlan, sequence: &Sequence, share: &Share) {
+    let (number, end) = (plan.sequences.len() as u32, share.end());
+    let row = |position: usize, kind| PlannedRow { sequence: number, position: position as u32, kind };
+    let scores = sequence.scores.until(end);
+    debug_assert_eq!(scores.len(), share.rows.scores);
+    plan.rows.extend(scores.map(|position| row(position, RowKind::Score)));
+    plan.rows.extend((end - share.rows.draws..end).map(|position| row(position, RowKind::Draw)));
+    plan.rows.extend((end - share.rows.vectors..end).map(|position| row(position, RowKind::Pool)));
 }
 
 /// Writes the tokens at `first..end`. At most one lies beyond the known ones: the token that the step in flight

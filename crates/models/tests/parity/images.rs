@@ -223,11 +223,11 @@ impl Session {
                     .map(|(axis, i)| at(i)[axis])
                     .collect(),
                 slot_mapping: vec![(start..end).map(slot).collect(); self.groups],
-                block_tables: vec![BlockTables { stride: 15, ids: table.clone() }; self.groups],
+                block_tables: vec![BlockTables::of([table.clone()]); self.groups],
                 query_start: vec![0, (end - start) as u32],
                 seq_lens: vec![end as u32],
                 sampled_rows: (0..(end - start) as u32).collect(),
-                slots: vec![0],
+                seats: vec![0],
                 injected: if self.defect == Defect::Embeddings { vec![] } else { injected.collect() },
                 seen_ends: if self.has_spans { (start..end).map(seen_end).collect() } else { vec![] },
                 ..StepBatch::default()

@@ -141,12 +141,12 @@ impl Session {
             token_ids: tokens.to_vec(),
             positions: (start as u32 + shift..end as u32 + shift).collect(),
             slot_mapping: vec![slots; self.groups],
-            block_tables: vec![BlockTables { stride: self.blocks, ids: table.clone() }; self.groups],
+            block_tables: vec![BlockTables::of([table.clone()]); self.groups],
             query_start: vec![0, tokens.len() as u32],
             seq_lens: vec![end as u32],
             sampled_rows: rows.to_vec(),
             pooled_rows: (0..tokens.len() as u32).collect(),
-            slots: vec![0],
+            seats: vec![0],
             adapters: vec![self.adapter],
             ..StepBatch::default()
         };

@@ -50,7 +50,7 @@ fn run(backend: &mut dyn Backend, checkpoint: &Checkpoint, texts: &[Text], token
         batch.positions.extend(0..len);
         batch.query_start.push(start + len);
         batch.seq_lens.push(len);
-        batch.slots.push(slot as u32);
+        batch.seats.push(slot as u32);
         let pooled = if tokens { start..start + len } else { start + len - 1..start + len };
         if program.reduces_rows() {
             batch.pooled_lens.extend(pooled.clone().map(|_| if tokens { 1 } else { len }));

@@ -149,7 +149,7 @@ impl PagedBatches {
                 let len = sequence.tokens.len();
                 batch.seen_ends.extend(positions.clone().map(|place| seen_end(place, len) as u32));
             }
-            batch.slots.push(index as u32);
+            batch.seats.push(index as u32);
             for (group, table) in sequence.tables.iter_mut().enumerate() {
                 while table.len() * self.block_size < positions.end {
                     table.push(self.free[group].pop().expect("a free block"));
@@ -167,12 +167,8 @@ impl PagedBatches {
         batch.sampled_rows = (0..batch.token_ids.len() as u32).collect();
         batch.pooled_rows.clone_from(&batch.sampled_rows);
         for (group, tables) in batch.block_tables.iter_mut().enumerate() {
-            let of = |index: usize| &self.sequences[index].tables[group];
-            tables.stride = parts.iter().map(|&(index, _)| of(index).len()).max().unwrap_or(0);
             for &(index, _) in parts {
-                let mut row = of(index).clone();
-                row.resize(tables.stride, 0);
-                tables.ids.extend(row);
+                tables.change(index as u32, 0, self.sequences[index].tables[group].iter().copied());
             }
         }
         batch

@@ -265,7 +265,7 @@ impl Suite<'_> {
             ("positions", |b| b.positions.truncate(19)),
             ("a token id beyond the vocabulary", |b| b.token_ids[3] = 50),
             ("a slot beyond the KV cache", |b| b.slot_mapping[0][3] = 128),
-            ("a block beyond the KV cache", |b| b.block_tables[0].ids[1] = 8),
+            ("a block beyond the KV cache", |b| assert!(b.block_tables[0].change(0, 1, [8]))),
             ("a sequence longer than its table", |b| b.seq_lens[0] = 33),
             ("a sequence shorter than its rows", |b| b.seq_lens[0] = 19),
             ("a sampled row", |b| b.sampled_rows[0] = 20),
@@ -354,17 +354,18 @@ impl Suite<'_> {
         let mut last = batches.step(&[(sequence, 1)]);
         backend.forward(&last).expect("the step runs");
         let expected = backend.logits().expect("there are logits");
-        let pairs: Vec<_> = last.block_tables[0].ids.iter().map(|&id| (id, id + 20)).collect();
+        let table = last.tables(0).row(0).to_vec();
+        let pairs: Vec<_> = table.iter().map(|&id| (id, id + 20)).collect();
         backend.copy_blocks(0, &pairs).expect("the blocks exist");
         // The originals are overwritten.
         let mut other = batches.clone();
         let scribble = other.add_sharing(sequence, TestRng(9).tokens(33, 50));
         let mut overwrite = other.step(&[(scribble, 33)]);
-        overwrite.block_tables[0] = last.block_tables[0].clone();
-        let slot = |p: usize| last.block_tables[0].ids[p / BLOCK] * BLOCK as u32 + (p % BLOCK) as u32;
+        overwrite.block_tables[0].change(scribble as u32, 0, table.iter().copied());
+        let slot = |p: usize| table[p / BLOCK] * BLOCK as u32 + (p % BLOCK) as u32;
         overwrite.slot_mapping[0] = (0..33).map(slot).collect();
         backend.forward(&overwrite).expect("the step runs");
-        last.block_tables[0].ids.iter_mut().for_each(|id| *id += 20);
+        last.block_tables[0].change(sequence as u32, 0, table.iter().map(|id| id + 20));
         last.slot_mapping[0].iter_mut().for_each(|slot| *slot += 20 * BLOCK as u32);
         backend.forward(&last).expect("the step runs");
         assert_eq!(backend.logits().expect("there are logits"), expected);

@@ -138,7 +138,7 @@ impl TinyTexts {
             let start = end - length as u32;
             batch.query_start.push(end);
             batch.seq_lens.push(length as u32);
-            batch.slots.push(slot as u32);
+            batch.seats.push(slot as u32);
             let pooled = if tokens { start..end } else { end - 1..end };
             batch.pooled_lens.extend(pooled.clone().map(|_| if tokens { 1 } else { length as u32 }));
             batch.pooled_rows.extend(pooled);

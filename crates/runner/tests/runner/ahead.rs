@@ -2,16 +2,16 @@
 
 use std::sync::{Arc, Mutex};
 
-use octavo_engine::{Executor, InputToken, SamplingParams, StepMasks, StepPlan};
+use octavo_engine::{Executor, InputToken, Joined, SamplingParams, StepMasks, StepPlan};
 use octavo_ops::StepBatch;
 use octavo_runner::{Runner, RunnerConfig};
 
-use crate::fake::{CONFIG, FakeBackend, Fate, Log, backend, ids, joined, prefill, program, push, start};
+use crate::fake::{CONFIG, FakeBackend, Fate, Log, backend, ids, prefill, program, push, start};
 
 /// Returns a step of the sequences in seats 1 and 2, and the next one in another order, whose tokens are not known yet.
 fn two_steps(params: &SamplingParams) -> [StepPlan; 2] {
     let mut first = prefill(1, params.clone());
-    first.joined.push(joined(2, params.clone(), &[]));
+    first.joined.push(Joined::new(2, [5], params.clone()));
     push(&mut first, 2, 0, &[InputToken::Id(5)], true);
     let mut second = StepPlan { step: 2, ..StepPlan::default() };
     push(&mut second, 2, 1, &[InputToken::Drawn { row: 1 }], true);

@@ -5,7 +5,8 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 
 use octavo_engine::{
-    Executor, InputToken, Joined, PlannedSequence, SamplingParams, Seat, StepId, StepMasks, StepOutput, StepPlan,
+    Executor, InputToken, Joined, PlannedRow, PlannedSequence, RowKind, SamplingParams, Seat, StepId, StepMasks,
+    StepOutput, StepPlan, TableChange,
 };
 use octavo_ops::sampling::{SampleBatch, SampledToken, TokenCounts, TokenLogprobs};
 use octavo_ops::testing::TinyModel;
@@ -212,31 +213,30 @@ pub(crate) fn backend(fates: &[Fate]) -> FakeBackend {
 }
 
 pub(crate) fn joined(seat: Seat, params: SamplingParams, output: &[u32]) -> Joined {
-    Joined {
-        seat,
-        params: Arc::new(params),
-        prompt: [3, 1, 3].into(),
-        output: output.to_vec(),
-        images: [].into(),
-        second_text: None,
-    }
+    Joined { output: output.to_vec(), ..Joined::new(seat, [3, 1, 3], params) }
 }
 
-/// Adds the tokens of a sequence with the blocks 1 + seat and 4 + seat.
-pub(crate) fn push(plan: &mut StepPlan, seat: Seat, first_position: u32, tokens: &[InputToken], samples: bool) {
+/// Adds the tokens of a sequence with the blocks 1 + seat and 4 + seat, of which the last draws if `draws`.
+pub(crate) fn push(plan: &mut StepPlan, seat: Seat, first_position: u32, tokens: &[InputToken], draws: bool) {
     let start = plan.tokens.len();
     plan.tokens.extend_from_slice(tokens);
     plan.sequences.push(PlannedSequence {
         seat,
         tokens: start..plan.tokens.len(),
         first_position,
-        tables: plan.tables.len()..plan.tables.len() + 1,
-        samples,
-        output_position: (first_position + tokens.len() as u32).saturating_sub(3),
         ..PlannedSequence::default()
     });
-    plan.tables.push(plan.blocks.len()..plan.blocks.len() + 2);
+    plan.tables.push(TableChange { seat, group: 0, start: 0, blocks: plan.blocks.len()..plan.blocks.len() + 2 });
     plan.blocks.extend([1 + seat, 4 + seat]);
+    if draws {
+        add_rows(plan, RowKind::Draw, [first_position + tokens.len() as u32 - 1]);
+    }
+}
+
+/// Adds rows of the last sequence.
+pub(crate) fn add_rows(plan: &mut StepPlan, kind: RowKind, positions: impl IntoIterator<Item = u32>) {
+    let sequence = plan.sequences.len() as u32 - 1;
+    plan.rows.extend(positions.into_iter().map(|position| PlannedRow { sequence, position, kind }));
 }
 
 /// Returns a prefill of one sequence in seat 1.
@@ -263,5 +263,5 @@ pub(crate) fn run(runner: &mut Runner, plan: StepPlan) -> Result<StepOutput, Str
 }
 
 pub(crate) fn ids(output: &StepOutput) -> Vec<u32> {
-    output.rows.iter().map(|row| row.id).collect()
+    output.tokens.iter().map(|token| token.id).collect()
 }

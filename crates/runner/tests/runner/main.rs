@@ -8,13 +8,13 @@ mod fake;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
-use octavo_engine::{Executor, InputToken, PooledRows, SamplingParams, StepMasks, StepPlan};
+use octavo_engine::{Executor, InputToken, Joined, RowKind, SamplingParams, StepMasks, StepPlan};
 use octavo_ops::sampling::TokenCounts;
 use octavo_ops::testing::TinyModel;
 use octavo_runner::{KvBudget, Runner, RunnerConfig, RunnerError};
 
 use crate::fake::{
-    CONFIG, FakeBackend, Fate, SeenRow, backend, decode, ids, joined, prefill, program, push, run, start,
+    CONFIG, FakeBackend, Fate, SeenRow, add_rows, backend, decode, ids, joined, prefill, program, push, run, start,
 };
 
 #[test]
@@ -25,22 +25,22 @@ fn a_plan_becomes_a_batch_and_its_memory_comes_back() {
     let output = run(&mut runner, plan).unwrap();
     assert_eq!(output.plan.tokens.as_ptr(), memory);
     assert_eq!(ids(&output), [10]);
-    let logprobs = output.rows[0].logprobs.clone().unwrap();
+    let logprobs = output.tokens[0].logprobs.clone().unwrap();
     assert_eq!((logprobs.logprob, logprobs.rank, logprobs.top), (-0.5, 2, vec![(7, -0.1)]));
-    let mut rows = output.rows;
-    rows.clear();
-    let memory = rows.as_ptr();
-    runner.recycle(rows);
+    let mut tokens = output.tokens;
+    tokens.clear();
+    let memory = tokens.as_ptr();
+    runner.recycle(tokens);
     let output = run(&mut runner, decode(2, 3, InputToken::Id(9))).unwrap();
-    assert_eq!(output.rows.as_ptr(), memory, "the memory of rows is used again");
+    assert_eq!(output.tokens.as_ptr(), memory, "the memory of tokens is used again");
     let log = log.lock().unwrap();
     assert_eq!(log.thread.as_deref(), Some("octavo-device"));
     assert_eq!(log.kv, [9]);
     let batch = &log.batches[0];
     assert_eq!((&batch.token_ids[..], &batch.positions[..]), (&[3, 1, 3][..], &[0, 1, 2][..]));
     assert_eq!(batch.slot_mapping[0], [8, 9, 10]);
-    assert_eq!((&batch.seq_lens[..], &batch.sampled_rows[..], &batch.slots[..]), (&[3][..], &[2][..], &[1][..]));
-    assert_eq!(log.batches[1].block_tables[0].ids, [2, 5]);
+    assert_eq!((&batch.seq_lens[..], &batch.sampled_rows[..], &batch.seats[..]), (&[3][..], &[2][..], &[1][..]));
+    assert_eq!(log.batches[1].tables(0).row(0), [2, 5]);
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn the_sampler_gets_what_the_sequence_asked_for() {
     plan.joined.push(joined(2, SamplingParams { frequency_penalty: 1.0, ..params.clone() }, &[9, 8, 9]));
     push(&mut plan, 0, 0, &[InputToken::Id(5)], false);
     push(&mut plan, 2, 0, &[3, 1, 3, 9, 8, 9].map(InputToken::Id), true);
-    plan.sequences[2].constrained = true;
+    plan.joined[2].constrained = true;
     runner.submit(plan).unwrap();
     runner.sample(1, StepMasks { words: 2, bits: vec![0xf0, 0x1] }).unwrap();
     runner.wait().unwrap();
@@ -113,13 +113,15 @@ fn scored_rows_are_forced_and_come_first() {
         ..SamplingParams::default()
     };
     let mut plan = prefill(1, params.clone());
-    plan.sequences[0].scores = 0..2;
+    plan.rows.clear();
+    add_rows(&mut plan, RowKind::Score, 0..2);
+    add_rows(&mut plan, RowKind::Draw, [2]);
     plan.joined.push(joined(2, params, &[]));
     push(&mut plan, 2, 0, &[3, 1].map(InputToken::Id), false);
-    plan.sequences[1].scores = 1..2;
+    add_rows(&mut plan, RowKind::Score, [1]);
     let output = run(&mut runner, plan).unwrap();
     assert_eq!(ids(&output), [1, 3, 12, 3], "prompt tokens 1 and 2, the drawn one, prompt token 2");
-    assert!(output.rows[0].logprobs.is_some() && output.rows[2].logprobs.is_none());
+    assert!(output.tokens[0].logprobs.is_some() && output.tokens[2].logprobs.is_none());
     run(&mut runner, decode(2, 3, InputToken::Drawn { row: 2 })).unwrap();
     let log = log.lock().unwrap();
     assert_eq!(log.batches[0].sampled_rows, [0, 1, 2, 4]);
@@ -137,15 +139,15 @@ fn scored_rows_are_forced_and_come_first() {
 fn hidden_states_come_apart_from_the_rows() {
     let (mut runner, log) = start(backend(&[]));
     let mut plan = prefill(1, SamplingParams::default());
-    plan.sequences[0].samples = false;
-    plan.sequences[0].pools = PooledRows::Prompt;
-    plan.joined.push(joined(0, SamplingParams::default(), &[]));
+    plan.rows.clear();
+    add_rows(&mut plan, RowKind::Pool, [2]);
+    plan.joined.push(Joined::new(0, [5, 6], SamplingParams::default()));
     push(&mut plan, 0, 0, &[5, 6].map(InputToken::Id), true);
     plan.joined.push(joined(2, SamplingParams::default(), &[]));
     push(&mut plan, 2, 0, &[5].map(InputToken::Id), false);
-    plan.sequences[2].pools = PooledRows::Prompt;
+    add_rows(&mut plan, RowKind::Pool, [0]);
     let output = run(&mut runner, plan).unwrap();
-    assert_eq!((ids(&output), output.embeddings), (vec![10], vec![vec![1.0, 2.0], vec![1.0, 5.0]]));
+    assert_eq!((ids(&output), output.vectors), (vec![10], vec![1.0, 2.0, 1.0, 5.0]));
     let log = log.lock().unwrap();
     assert_eq!(
         (log.batches[0].pooled_rows.as_slice(), log.batches[0].sampled_rows.as_slice()),
@@ -157,7 +159,7 @@ fn hidden_states_come_apart_from_the_rows() {
 fn a_step_that_samples_nothing_returns_no_rows() {
     let (mut runner, log) = start(backend(&[]));
     let mut plan = prefill(1, SamplingParams::default());
-    plan.sequences[0].samples = false;
+    plan.rows.clear();
     assert_eq!(ids(&run(&mut runner, plan).unwrap()), [0u32; 0]);
     assert_eq!(log.lock().unwrap().rows.len(), 0, "the backend is not asked");
 }
@@ -218,11 +220,15 @@ fn a_malformed_plan_is_lost() {
     let lost = |reason: &str| format!("lost step 1 is malformed: {reason}");
     assert_eq!(error(&mut runner, &|p| p.joined[0].seat = 3), lost("seat 3 of 3"));
     assert_eq!(error(&mut runner, &|p| p.joined.clear()), lost("nobody has seat 1"));
-    assert_eq!(error(&mut runner, &|p| p.sequences[0].constrained = true), lost("a mask is missing"));
+    assert_eq!(error(&mut runner, &|p| p.joined[0].constrained = true), lost("a mask is missing"));
     let message = lost("seat 1 scores position 2, its prompt ends there");
-    assert_eq!(error(&mut runner, &|p| p.sequences[0].scores = 2..3), message);
-    assert_eq!(error(&mut runner, &|p| p.blocks.clear()), lost("seat 1 lacks a block table"));
-    assert_eq!(log.lock().unwrap().batches.len(), 3);
+    assert_eq!(error(&mut runner, &|p| p.rows[0].kind = RowKind::Score), message);
+    let message = lost("the table of seat 1 in KV group 0 has no block 0 to change");
+    assert_eq!(error(&mut runner, &|p| p.blocks.clear()), message);
+    assert_eq!(error(&mut runner, &|p| p.tables.clear()), lost("position 0 of seat 1 has no block"));
+    let message = lost("seat 1 draws in its prompt, at position 1");
+    assert_eq!(error(&mut runner, &|p| p.rows[0].position = 1), message);
+    assert_eq!(log.lock().unwrap().batches.len(), 4);
     run(&mut runner, prefill(1, SamplingParams::default())).unwrap();
 }
 

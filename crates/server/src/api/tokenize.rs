@@ -8,7 +8,7 @@ use serde::{Serialize, Serializer};
 
 use crate::api::chat::request::ChatRequest;
 use crate::api::shared::conversation::prompt_of;
-use crate::api::shared::fields::JsonFields;
+use crate::api::shared::fields::{JsonFields, request_fields};
 use crate::api::shared::headers::RequestHeaders;
 use crate::api::shared::prompt::tokenise_in_turns;
 use crate::api::shared::run::{Received, receive, staged};
@@ -93,6 +93,18 @@ async fn answer(state: &AppState, request: Request, work: Answer) -> Response {
     }
 }
 
+request_fields! {
+    /// The body of POST /tokenize with a text.
+    pub(crate) struct TokenizedText |fields| {
+        TokenizeRequest {
+            model: Option<String> {"$ref": "#/components/schemas/Model"},
+            /// A text; then `add_special_tokens` is true by default.
+            prompt: Option<String> {"type": "string"},
+            add_special_tokens: bool => (fields.get("add_special_tokens").unwrap_or(true)),
+        }
+    }
+}
+
 fn tokens_of(state: &AppState, body: &[u8], headers: &RequestHeaders) -> Result<Staged<Vec<u8>>, ApiError> {
     let mut fields = JsonFields::parse(body)?;
     let with_text = fields.get("return_token_strs").unwrap_or(false);
@@ -105,15 +117,15 @@ fn tokens_of(state: &AppState, body: &[u8], headers: &RequestHeaders) -> Result<
             tokenized(state, &prompt_of(state, &request, &images)?.1.tokens, with_text)
         });
     }
-    let (model, prompt): (Option<String>, Option<String>) = (fields.get("model"), fields.get("prompt"));
-    let add_special_tokens = fields.get("add_special_tokens").unwrap_or(true);
+    let request = TokenizedText::read(&mut fields);
     if fields.raw("prompt").is_none() {
         fields.missing("prompt");
     }
     fields.finish()?;
-    state.resolve_model(model.as_deref())?;
+    state.resolve_model(request.model.as_deref())?;
     // A text that exceeds the context is tokenized as well; its size is limited by that of the body.
-    let tokens = tokenise_in_turns(state, &prompt.unwrap_or_default(), add_special_tokens, Wanted::All)?;
+    let tokens =
+        tokenise_in_turns(state, &request.prompt.unwrap_or_default(), request.add_special_tokens, Wanted::All)?;
     tokenized(state, &tokens, with_text).map(Staged::Ready)
 }
 
@@ -128,15 +140,26 @@ fn tokenized(state: &AppState, tokens: &[u32], with_text: bool) -> Result<Vec<u8
     })
 }
 
+request_fields! {
+    /// The body of POST /detokenize.
+    pub(crate) struct DetokenizeRequest |fields| {
+        DetokenizeRequest {
+            model: Option<String> {"$ref": "#/components/schemas/Model"},
+            /// Token ids.
+            tokens: Option<Vec<i64>> {"type": "array", "items": {"type": "integer", "minimum": 0}},
+        }
+    }
+}
+
 fn text_of(state: &AppState, body: &[u8], _: &RequestHeaders) -> Result<Staged<Vec<u8>>, ApiError> {
     let mut fields = JsonFields::parse(body)?;
-    let model: Option<String> = fields.get("model");
+    let request = DetokenizeRequest::read(&mut fields);
     if fields.raw("tokens").is_none() {
         fields.missing("tokens");
     }
-    let tokens: Vec<i64> = fields.get("tokens").unwrap_or_default();
     fields.finish()?;
-    state.resolve_model(model.as_deref())?;
+    state.resolve_model(request.model.as_deref())?;
+    let tokens = request.tokens.unwrap_or_default();
     let ids = tokens.iter().map(|&id| known_token("tokens", id, &state.config)).collect::<Result<Vec<_>, _>>()?;
     let text = state.text.tokenizer.decode(&ids, false).map_err(|error| ApiError::bad_request(error.to_string()))?;
     json::written(&Text { prompt: text }).map(Staged::Ready)

@@ -20,7 +20,7 @@ mod ymm;
 use std::cell::RefCell;
 use std::ops::Range;
 
-use octavo_ops::{BlockTables, HeadShape, Sight, Values};
+use octavo_ops::{HeadShape, SequenceTables, Sight, Values};
 
 use crate::activation::{Rows, Span};
 use crate::isa::{Isa, per_isa};
@@ -37,7 +37,7 @@ const KEYS: usize = 8 * BLOCK;
 /// Attention of one layer.
 pub(crate) struct Attention<'a> {
     pub(crate) cache: LayerCache,
-    pub(crate) tables: &'a BlockTables,
+    pub(crate) tables: SequenceTables<'a>,
     pub(crate) heads: HeadShape,
     pub(crate) scale: f32,
     /// The keys that a row sees.

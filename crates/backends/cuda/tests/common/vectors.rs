@@ -36,7 +36,7 @@ fn texts(program: &Program, tokens: bool) -> (StepBatch, usize) {
         let end = batch.token_ids.len() as u32;
         batch.query_start.push(end);
         batch.seq_lens.push(length as u32);
-        batch.slots.push(slot as u32);
+        batch.seats.push(slot as u32);
         let pooled = if tokens { end - length as u32..end } else { end - 1..end };
         if program.reduces_rows() {
             batch.pooled_lens.extend(pooled.clone().map(|_| if tokens { 1 } else { length as u32 }));

@@ -4,7 +4,7 @@ use octavo_text::TemplateError;
 use serde_json::{Map, Value};
 
 use crate::api::shared::common::CommonFields;
-use crate::api::shared::fields::JsonFields;
+use crate::api::shared::fields::{JsonFields, request_fields, words};
 use crate::api::shared::places::{Place, PlacedMessages};
 use crate::api::shared::tools::{ToolChoice, ToolForm, Tools, WantedTool};
 use crate::api::shared::unserved;
@@ -14,33 +14,106 @@ use crate::error::{ApiError, FieldError, FieldErrors};
 /// Values of `reasoning_effort`.
 pub(crate) const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
-/// A well-formed chat request.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct ChatRequest {
-    pub(crate) common: CommonFields,
-    /// Objects with a role.
-    pub(crate) messages: Vec<Value>,
-    /// The parts of the body that the messages were made from; empty if the body has the messages themselves.
-    pub(crate) places: Vec<Place>,
-    /// The field that limits the output and its value.
-    pub(crate) limit: (&'static str, Option<i64>),
-    /// Number of alternatives, if log-probabilities are requested.
-    pub(crate) logprobs: Option<i64>,
-    pub(crate) documents: Option<Vec<Value>>,
-    pub(crate) add_generation_prompt: bool,
-    pub(crate) continue_final_message: bool,
-    pub(crate) add_special_tokens: bool,
-    /// The template in the request.
-    pub(crate) chat_template: Option<String>,
-    /// Additional variables of the template.
-    pub(crate) template_kwargs: Map<String, Value>,
-    pub(crate) tools: Tools,
-    /// Whether the last message is echoed before the answer, if it has the answer's role.
-    pub(crate) echo: bool,
-    pub(crate) include_reasoning: bool,
-    /// Maximum number of reasoning tokens.
-    pub(crate) thinking_token_budget: Option<u32>,
-    pub(crate) return_prompt_text: bool,
+request_fields! {
+    /// A well-formed chat request.
+    #[derive(Clone, Debug, PartialEq)]
+    pub(crate) struct ChatRequest |fields, messages: Vec<Value>, prompt_end: PromptEnd| {
+        ChatRequest {
+            common: CommonFields => (CommonFields::read(fields)),
+            /// Objects with a role.
+            messages: Vec<Value> => (messages) {
+                /// The conversation.
+                messages: Option<Vec<Value>> {"type": "array", "items": {"$ref": "#/components/schemas/ChatMessage"}},
+            },
+            /// The parts of the body that the messages were made from; empty if the body has the messages themselves.
+            places: Vec<Place> => (vec![]),
+        }
+        Answer {
+            /// The field that limits the output and its value.
+            limit: (&'static str, Option<i64>) => (("max_completion_tokens", None)) {
+                /// Most tokens of the answer; absent: what the context holds. More than the context is refused.
+                max_completion_tokens: Option<i64> {"minimum": 1},
+                /// The older name of `max_completion_tokens`.
+                max_tokens: Option<i64> {"minimum": 1, "deprecated": true},
+            },
+            /// Number of alternatives, if log-probabilities are requested.
+            logprobs: Option<i64> => (logprobs(fields)) {
+                /// Report the log-probability of each token.
+                logprobs: bool = false,
+                /// With this many alternatives, up to `--max-logprobs`; needs `logprobs`.
+                top_logprobs: Option<i64> {"minimum": -1, "default": 0},
+            },
+        }
+        ChatRequest {
+            /// A variable of the template.
+            documents: Option<Vec<Value>> {"items": {"type": "object"}},
+        }
+        Template {
+            add_generation_prompt: bool => (prompt_end.add_generation_prompt) {
+                /// End the prompt with the start of an answer.
+                add_generation_prompt: bool = true,
+            },
+            continue_final_message: bool => (prompt_end.continue_final_message) {
+                /// Go on with the last message instead; only with `add_generation_prompt` set to false.
+                continue_final_message: bool = false,
+            },
+            /// Special tokens that the template did not write.
+            add_special_tokens: bool = false,
+            /// A template in place of the model's; needs `--trust-request-chat-template`.
+            chat_template: Option<String>,
+            /// Additional variables of the template.
+            template_kwargs: Map<String, Value> => (template_kwargs(fields)) {
+                /// Further variables of the template.
+                chat_template_kwargs: Option<Map<String, Value>>,
+                /// A variable of the template; `none` also turns reasoning off.
+                reasoning_effort: Option<String> {"enum": words(EFFORTS)},
+            },
+        }
+        Tools {
+            tools: Tools => (Tools::read(fields, &TOOLS)) {
+                /// Functions that the model may call.
+                tools: Option<Vec<Value>> {"minItems": 1, "items": {"$ref": "#/components/schemas/Tool"}},
+                tool_choice: Option<Value> {"$ref": "#/components/schemas/ToolChoice"},
+                /// False: keep only the first call.
+                parallel_tool_calls: bool = true,
+            },
+        }
+        ChatRequest {
+            /// Begin with the last message if it is the assistant's.
+            echo: bool = false,
+        }
+        Answer {
+            /// Report the reasoning.
+            include_reasoning: bool = true,
+            /// Most tokens of reasoning; −1: no limit. Needs a model that reasons.
+            thinking_token_budget: Option<u32> => thinking_token_budget {"minimum": -1},
+        }
+        ChatRequest {
+            /// Return the rendered prompt.
+            return_prompt_text: bool = false,
+        }
+    }
+}
+
+/// How the prompt of a conversation ends.
+pub(crate) struct PromptEnd {
+    /// With the start of a new message.
+    add_generation_prompt: bool,
+    /// Inside the last message.
+    continue_final_message: bool,
+}
+
+impl PromptEnd {
+    /// Reads the fields. By default, the prompt ends with the start of a new message if `starts_answer`.
+    fn read(fields: &mut JsonFields<'_>, starts_answer: bool) -> Self {
+        let continue_final_message = fields.get("continue_final_message").unwrap_or(false);
+        let add_generation_prompt = fields.get("add_generation_prompt").unwrap_or(starts_answer);
+        if continue_final_message && add_generation_prompt {
+            let message = "Cannot set both `continue_final_message` and `add_generation_prompt` to True.";
+            fields.value_error("continue_final_message", message);
+        }
+        Self { add_generation_prompt, continue_final_message }
+    }
 }
 
 impl ChatRequest {
@@ -53,7 +126,7 @@ impl ChatRequest {
     pub(crate) fn parse_with(body: &[u8], starts_answer: bool) -> Result<Self, ApiError> {
         let mut fields = JsonFields::parse(body)?;
         let messages = messages(&mut fields);
-        Self::read(fields, messages, starts_answer)
+        Self::checked(fields, messages, starts_answer)
     }
 
     /// Reads a body whose messages are those of several conversations, and returns the request without messages, and the
@@ -73,30 +146,13 @@ impl ChatRequest {
         if fields.get("n").is_some_and(|n: i64| n != 1) {
             fields.value_error("n", "Batch chat completions do not support `n > 1`. Please set `n` to 1.");
         }
-        Ok((Self::read(fields, vec![], true)?, conversations))
+        Ok((Self::checked(fields, vec![], true)?, conversations))
     }
 
-    fn read(mut fields: JsonFields<'_>, messages: Vec<Value>, starts_answer: bool) -> Result<Self, ApiError> {
+    fn checked(mut fields: JsonFields<'_>, messages: Vec<Value>, starts_answer: bool) -> Result<Self, ApiError> {
         unserved::refuse(&mut fields, Route::Chat);
-        let (add_generation_prompt, continue_final_message) = prompt_end(&mut fields, starts_answer);
-        let request = Self {
-            common: CommonFields::read(&mut fields),
-            messages,
-            places: vec![],
-            limit: ("max_completion_tokens", None),
-            logprobs: logprobs(&mut fields),
-            documents: fields.get("documents"),
-            add_generation_prompt,
-            continue_final_message,
-            add_special_tokens: fields.get("add_special_tokens").unwrap_or(false),
-            chat_template: fields.get("chat_template"),
-            template_kwargs: template_kwargs(&mut fields),
-            tools: Tools::read(&mut fields, &TOOLS),
-            echo: fields.get("echo").unwrap_or(false),
-            include_reasoning: fields.get("include_reasoning").unwrap_or(true),
-            thinking_token_budget: thinking_token_budget(&mut fields),
-            return_prompt_text: fields.get("return_prompt_text").unwrap_or(false),
-        };
+        let prompt_end = PromptEnd::read(&mut fields, starts_answer);
+        let request = Self::read(&mut fields, messages, prompt_end);
         check_combinations(&request, &mut fields);
         let limit = match (fields.get("max_completion_tokens"), request.common.max_tokens) {
             (None, Some(tokens)) => ("max_tokens", Some(tokens)),
@@ -112,24 +168,9 @@ impl ChatRequest {
         PlacedMessages { messages, places }: PlacedMessages,
         limit: (&'static str, Option<i64>),
     ) -> Self {
-        Self {
-            common,
-            messages,
-            places,
-            limit,
-            logprobs: None,
-            documents: None,
-            add_generation_prompt: true,
-            continue_final_message: false,
-            add_special_tokens: false,
-            chat_template: None,
-            template_kwargs: Map::new(),
-            tools: Tools::default(),
-            echo: false,
-            include_reasoning: true,
-            thinking_token_budget: None,
-            return_prompt_text: false,
-        }
+        let fields = &mut JsonFields::default();
+        let prompt_end = PromptEnd::read(fields, true);
+        Self { common, places, limit, ..Self::read(fields, messages, prompt_end) }
     }
 
     /// The error of a message, which names the part of the body that the message was made from.
@@ -209,18 +250,6 @@ fn thinking_token_budget(fields: &mut JsonFields<'_>) -> Option<u32> {
         fields.value_error("thinking_token_budget", "thinking_token_budget must be -1 or at least 0.");
     }
     u32::try_from(budget).ok()
-}
-
-/// Whether the prompt ends with the start of a new message, by default if `starts_answer`, and whether it ends inside the
-/// last message.
-fn prompt_end(fields: &mut JsonFields<'_>, starts_answer: bool) -> (bool, bool) {
-    let continue_final = fields.get("continue_final_message").unwrap_or(false);
-    let add_generation = fields.get("add_generation_prompt").unwrap_or(starts_answer);
-    if continue_final && add_generation {
-        let message = "Cannot set both `continue_final_message` and `add_generation_prompt` to True.";
-        fields.value_error("continue_final_message", message);
-    }
-    (add_generation, continue_final)
 }
 
 fn logprobs(fields: &mut JsonFields<'_>) -> Option<i64> {

@@ -1,9 +1,10 @@
 //! The body of POST /v1/completions.
 
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::api::shared::common::CommonFields;
-use crate::api::shared::fields::{JsonFields, Limited};
+use crate::api::shared::fields::{JsonFields, Limited, request_fields};
 use crate::api::shared::unserved;
 use crate::api::shared::unserved::Route;
 use crate::error::ApiError;
@@ -21,16 +22,27 @@ pub(crate) enum Prompt {
     Tokens(Vec<i64>),
 }
 
-/// A well-formed completion request.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct CompletionRequest {
-    pub(crate) common: CommonFields,
-    /// The prompts, at least one.
-    pub(crate) prompts: Vec<Prompt>,
-    /// Number of alternatives, if log-probabilities are requested.
-    pub(crate) logprobs: Option<i64>,
-    pub(crate) echo: bool,
-    pub(crate) add_special_tokens: bool,
+request_fields! {
+    /// A well-formed completion request.
+    #[derive(Clone, Debug, PartialEq)]
+    pub(crate) struct CompletionRequest |fields| {
+        CompletionRequest {
+            common: CommonFields => (CommonFields::read(fields)) {
+                /// Most tokens of each continuation; 0 only with `echo`.
+                max_tokens: Option<i64> {"minimum": 0, "default": 16},
+            },
+            /// The prompts, at least one.
+            prompts: Vec<Prompt> => (prompts(fields, "prompt")) {
+                prompt: Option<Value> {"$ref": "#/components/schemas/Prompts"},
+            },
+            /// Log-probabilities with this many alternatives; −1: all.
+            logprobs: Option<i64> {"minimum": -1},
+            /// Begin with the prompt.
+            echo: bool = false,
+            /// Special tokens around a text, as the tokenizer has them.
+            add_special_tokens: bool = true,
+        }
+    }
 }
 
 impl CompletionRequest {
@@ -38,13 +50,7 @@ impl CompletionRequest {
     pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
         let mut fields = JsonFields::parse(body)?;
         unserved::refuse(&mut fields, Route::Completion);
-        let request = Self {
-            common: CommonFields::read(&mut fields),
-            prompts: prompts(&mut fields, "prompt"),
-            logprobs: fields.get("logprobs"),
-            echo: fields.get("echo").unwrap_or(false),
-            add_special_tokens: fields.get("add_special_tokens").unwrap_or(true),
-        };
+        let request = Self::read(&mut fields);
         if request.logprobs.is_none() && !request.common.logprob_token_ids.is_empty() {
             fields.value_error("logprob_token_ids", "when using `logprob_token_ids`, `logprobs` must be set.");
         }

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use crate::api::chat::request::{ChatRequest, joined};
 use crate::api::shared::common::{CommonFields, MAX_STOP_STRINGS, check_stop_bytes};
-use crate::api::shared::fields::JsonFields;
+use crate::api::shared::fields::{JsonFields, request_fields};
 use crate::api::shared::places::{Place, PlacedMessages};
 use crate::api::shared::structured_outputs;
 use crate::api::shared::tools::{ToolChoice, ToolForm, Tools, WantedTool, definition};
@@ -13,12 +13,37 @@ use crate::error::{ApiError, FieldError};
 /// Minimum number of tokens of a thinking budget.
 const MIN_THINKING: i64 = 1024;
 
-/// A well-formed messages request.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct MessagesRequest {
-    pub(crate) chat: ChatRequest,
-    /// Whether the response includes the model's reasoning.
-    pub(crate) thinking: Thinking,
+request_fields! {
+    /// A well-formed messages request.
+    #[derive(Clone, Debug, PartialEq)]
+    pub(crate) struct MessagesRequest |_fields, chat: ChatRequest, thinking: Thinking| {
+        MessagesRequest {
+            chat: ChatRequest => (chat) {
+                /// Most tokens of the answer.
+                max_tokens: Option<i64> {"type": "integer", "minimum": 1},
+                stream: bool {"$ref": "#/components/schemas/Stream"},
+                /// Strings that end the text.
+                stop_sequences: Vec<String> [MAX_STOP_STRINGS] {"items": {"type": "string", "minLength": 1}},
+                temperature: Option<f64> {"minimum": 0, "maximum": 2},
+                top_p: Option<f64> {"exclusiveMinimum": 0, "maximum": 1},
+                top_k: Option<i64> {"minimum": -1},
+            },
+        }
+        CountTokensRequest {
+            /// Whether the response includes the model's reasoning.
+            thinking: Thinking => (thinking) {
+                model: Option<String> {"$ref": "#/components/schemas/Model"},
+                messages: Option<Value> {"$ref": "#/components/schemas/Turns"},
+                /// The system prompt.
+                system: Option<Value> {"type": ["string", "array", "null"], "items": {"type": "object"}},
+                tools: Option<Vec<Value>> {"items": {"$ref": "#/components/schemas/CustomTool"}},
+                tool_choice: Option<Map<String, Value>> {"properties": {
+                    "type": {"enum": ["auto", "any", "tool", "none"]}, "name": {"type": ["string", "null"]}}},
+                thinking: Option<Map<String, Value>> {"properties": {"type": {"enum": ["enabled", "disabled", "adaptive"]},
+                    "budget_tokens": {"type": ["integer", "null"], "minimum": MIN_THINKING}}},
+            },
+        }
+    }
 }
 
 /// The reasoning settings of a request.
@@ -36,15 +61,15 @@ pub(crate) enum Thinking {
 impl MessagesRequest {
     /// Reads a body.
     pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        Self::read(body, true)
+        Self::checked(body, true)
     }
 
     /// Reads the body of a request to count tokens, which generates nothing.
     pub(crate) fn parse_for_count(body: &[u8]) -> Result<Self, ApiError> {
-        Self::read(body, false)
+        Self::checked(body, false)
     }
 
-    fn read(body: &[u8], generates: bool) -> Result<Self, ApiError> {
+    fn checked(body: &[u8], generates: bool) -> Result<Self, ApiError> {
         let mut fields = JsonFields::parse(body)?;
         let mut common = CommonFields::read(&mut fields);
         (common.n, common.stop) = (None, stop_sequences(&mut fields));
@@ -61,8 +86,9 @@ impl MessagesRequest {
         if thinking != Thinking::Unset {
             chat.template_kwargs.entry("enable_thinking").or_insert((thinking != Thinking::Disabled).into());
         }
+        let request = Self::read(&mut fields, chat, thinking);
         fields.finish()?;
-        Ok(Self { chat, thinking })
+        Ok(request)
     }
 }
 

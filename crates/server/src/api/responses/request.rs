@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use crate::api::chat::request::{ChatRequest, EFFORTS, joined, set_effort};
 use crate::api::shared::common::{CommonFields, Side, Truncation};
-use crate::api::shared::fields::{JsonFields, check_values};
+use crate::api::shared::fields::{JsonFields, check_values, request_fields, words};
 use crate::api::shared::places::{Place, PlacedMessages};
 use crate::api::shared::structured_outputs;
 use crate::api::shared::tools::{ToolChoice, ToolForm, Tools, WantedTool, definition};
@@ -12,20 +12,72 @@ use crate::api::shared::unserved;
 use crate::api::shared::unserved::Route;
 use crate::error::{ApiError, FieldError};
 
-/// A well-formed responses request.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct ResponsesRequest {
-    pub(crate) chat: ChatRequest,
-    /// The settings of the request, which the response repeats.
-    pub(crate) settings: Map<String, Value>,
-    /// The response that this one continues.
-    pub(crate) previous_response_id: Option<String>,
-    /// Whether the first message is the request's instructions, which later responses do not inherit.
-    pub(crate) instructed: bool,
-    /// Whether the response is to be stored.
-    pub(crate) store: bool,
-    /// Whether the response runs in the background.
-    pub(crate) background: bool,
+request_fields! {
+    /// A well-formed responses request.
+    #[derive(Clone, Debug, PartialEq)]
+    pub(crate) struct ResponsesRequest |fields, chat: ChatRequest, kept: Kept| {
+        ResponsesRequest {
+            chat: ChatRequest => (chat) {
+                model: Option<String> {"$ref": "#/components/schemas/Model"},
+                /// A text, or messages, calls and their outputs.
+                input: Option<Value> {"type": ["string", "array"], "items": {"type": "object"}},
+                /// Most tokens, of the reasoning too.
+                max_output_tokens: Option<i64> {"minimum": 1},
+                stream: bool {"$ref": "#/components/schemas/Stream"},
+                reasoning: Option<Map<String, Value>>
+                    {"properties": {"effort": {"enum": words(EFFORTS)}, "summary": {"type": ["string", "null"]}}},
+                text: Option<Map<String, Value>> {"properties": {"format": {"type": ["object", "null"],
+                    "description": "`text`, `json_object` or `json_schema` with its schema."}}},
+                /// Functions: type, name, parameters.
+                tools: Option<Vec<Value>> {"items": {"type": "object"}},
+                tool_choice: Option<Value> {"type": ["string", "object", "null"], "default": "auto"},
+                parallel_tool_calls: bool = true,
+                /// Alternatives; with `include`: `message.output_text.logprobs`.
+                top_logprobs: i64 = 0 {"minimum": 0},
+                include: Vec<String> [MAX_INCLUDED],
+                truncation: Option<String> {"enum": ["auto", "disabled", null], "default": "disabled"},
+            },
+            /// Whether the response is to be stored.
+            store: bool => (kept.store) {
+                /// Only if the server keeps responses.
+                store: bool = true,
+            },
+            /// Whether the response runs in the background.
+            background: bool => (kept.background) {
+                /// Only if the server keeps responses.
+                background: bool = false,
+            },
+            /// The settings of the request, which the response repeats.
+            settings: Map<String, Value> => (settings(fields)) {
+                /// Repeated in the response.
+                metadata: Option<Map<String, Value>>,
+            },
+            /// A stored response to go on from; an unknown one is refused with 404.
+            previous_response_id: Option<String>,
+            /// Whether the first message is the request's instructions, which later responses do not inherit.
+            instructed: bool => (fields.raw("instructions").is_some()) {
+                /// The system prompt.
+                instructions: Option<String>,
+            },
+        }
+    }
+}
+
+/// What is kept of a response, beyond the connection of its client.
+pub(crate) struct Kept {
+    store: bool,
+    background: bool,
+}
+
+impl Kept {
+    fn read(fields: &mut JsonFields<'_>) -> Self {
+        let store = fields.get("store").unwrap_or(true);
+        let background = fields.get("background").unwrap_or(false);
+        if background && !store {
+            fields.value_error("background", "background can only be used when `store` is true");
+        }
+        Self { store, background }
+    }
 }
 
 /// The settings that the response repeats, with their defaults.
@@ -69,19 +121,8 @@ impl ResponsesRequest {
         chat.tools = Tools::read(&mut fields, &TOOLS);
         chat.template_kwargs = fields.get("chat_template_kwargs").unwrap_or_default();
         reasoning(&mut fields, &mut chat.template_kwargs);
-        let store = fields.get("store").unwrap_or(true);
-        let background = fields.get("background").unwrap_or(false);
-        if background && !store {
-            fields.value_error("background", "background can only be used when `store` is true");
-        }
-        let request = Self {
-            settings: settings(&mut fields),
-            previous_response_id: fields.get("previous_response_id"),
-            instructed: fields.raw("instructions").is_some(),
-            store,
-            background,
-            chat,
-        };
+        let kept = Kept::read(&mut fields);
+        let request = Self::read(&mut fields, chat, kept);
         fields.finish()?;
         Ok(request)
     }

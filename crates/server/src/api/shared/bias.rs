@@ -24,10 +24,7 @@ pub(crate) struct LogitBias {
 impl FieldValue for LogitBias {
     const ERROR: &'static str = "dict_type";
     const MESSAGE: &'static str = "Input should be a valid dictionary";
-
-    fn read(raw: &RawValue) -> Option<Self> {
-        serde_json::from_str(raw.get()).ok()
-    }
+    const SCHEMA: &'static str = r#"{"type": "object", "additionalProperties": {"type": "number"}}"#;
 }
 
 impl<'de> Deserialize<'de> for LogitBias {

@@ -1,10 +1,11 @@
 //! JsonFields that chat and completion requests share.
 
 use crate::api::shared::bias::LogitBias;
-use crate::api::shared::fields::{JsonFields, Strings};
+use crate::api::shared::fields::{JsonFields, Strings, request_fields};
 use crate::api::shared::structured_outputs;
 use octavo_engine::RepetitionDetection;
 use octavo_text::GrammarSpec;
+use serde_json::Value;
 
 /// Maximum number of stop strings.
 pub(crate) const MAX_STOP_STRINGS: usize = 4;
@@ -63,83 +64,111 @@ impl Truncation {
     }
 }
 
-/// The shared fields. Types are checked, ranges are not.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct CommonFields {
-    pub(crate) model: Option<String>,
-    pub(crate) max_tokens: Option<i64>,
-    pub(crate) temperature: Option<f64>,
-    pub(crate) top_p: Option<f64>,
-    pub(crate) top_k: Option<i64>,
-    pub(crate) min_p: Option<f64>,
-    pub(crate) presence_penalty: Option<f64>,
-    pub(crate) frequency_penalty: Option<f64>,
-    pub(crate) repetition_penalty: Option<f64>,
-    pub(crate) seed: Option<i64>,
-    pub(crate) n: Option<i64>,
-    pub(crate) stop: Vec<String>,
-    pub(crate) stop_token_ids: Vec<i64>,
-    pub(crate) logit_bias: LogitBias,
-    pub(crate) min_tokens: Option<i64>,
-    pub(crate) ignore_eos: bool,
-    pub(crate) include_stop_str_in_output: bool,
-    pub(crate) skip_special_tokens: bool,
-    pub(crate) priority: i64,
-    pub(crate) request_id: Option<String>,
-    pub(crate) cache_salt: Option<String>,
-    pub(crate) allowed_token_ids: Option<Vec<i64>>,
-    pub(crate) bad_words: Vec<String>,
-    pub(crate) logprob_token_ids: Vec<i64>,
-    pub(crate) prompt_logprobs: Option<i64>,
-    pub(crate) repetition_detection: Option<RepetitionDetection>,
-    pub(crate) return_token_ids: bool,
-    pub(crate) return_tokens_as_token_ids: bool,
-    pub(crate) truncation: Option<Truncation>,
-    /// Tokens per streamed chunk, if the client sets it.
-    pub(crate) stream_interval: Option<u32>,
-    /// The grammar of the output.
-    pub(crate) grammar: Option<GrammarSpec>,
-    /// The options of a streamed response; `None` for one JSON body.
-    pub(crate) stream: Option<StreamOptions>,
-}
-
-impl CommonFields {
-    pub(crate) fn read(fields: &mut JsonFields<'_>) -> Self {
-        // It names the client's session for routers; here its type is checked and nothing else.
-        let _: Option<String> = fields.get("session_id");
-        Self {
-            model: fields.get("model"),
-            max_tokens: fields.get("max_tokens"),
-            temperature: fields.get("temperature"),
-            top_p: fields.get("top_p"),
-            top_k: fields.get("top_k"),
-            min_p: fields.get("min_p"),
-            presence_penalty: fields.get("presence_penalty"),
-            frequency_penalty: fields.get("frequency_penalty"),
-            repetition_penalty: fields.get("repetition_penalty"),
-            seed: fields.get("seed"),
-            n: fields.get("n"),
-            stop: stop_strings(fields),
-            stop_token_ids: fields.list::<i64, MAX_STOP_TOKENS>("stop_token_ids"),
-            logit_bias: fields.get("logit_bias").unwrap_or_default(),
-            min_tokens: fields.get("min_tokens"),
-            ignore_eos: fields.get("ignore_eos").unwrap_or(false),
-            include_stop_str_in_output: fields.get("include_stop_str_in_output").unwrap_or(false),
-            skip_special_tokens: fields.get("skip_special_tokens").unwrap_or(true),
-            priority: fields.get("priority").unwrap_or(0),
-            request_id: request_id(fields),
-            cache_salt: cache_salt(fields),
-            allowed_token_ids: allowed_token_ids(fields),
-            bad_words: fields.list::<String, MAX_BAD_WORDS>("bad_words"),
-            logprob_token_ids: fields.list::<i64, MAX_LOGPROB_TOKENS>("logprob_token_ids"),
-            prompt_logprobs: fields.get("prompt_logprobs"),
-            repetition_detection: repetition_detection(fields),
-            return_token_ids: fields.get("return_token_ids").unwrap_or(false),
-            return_tokens_as_token_ids: fields.get("return_tokens_as_token_ids").unwrap_or(false),
-            truncation: truncation(fields),
-            stream_interval: stream_interval(fields),
-            grammar: structured_outputs::grammar(fields),
-            stream: stream(fields),
+request_fields! {
+    /// The shared fields. Types are checked, ranges are not.
+    #[derive(Clone, Debug, PartialEq)]
+    pub(crate) struct CommonFields |fields| {
+        Handling {
+            /// The client's session, for routers; this server ignores it.
+            session_id: Option<String>,
+            model: Option<String> {"$ref": "#/components/schemas/Model"},
+            max_tokens: Option<i64> => (fields.get("max_tokens")),
+        }
+        Logits {
+            /// 0: always the likeliest token. Above 0 and below 0.01 is taken for 0.01.
+            temperature: Option<f64> {"minimum": 0, "maximum": 2, "default": 1},
+            /// Draw among the likeliest tokens that have this share together.
+            top_p: Option<f64> {"exclusiveMinimum": 0, "maximum": 1, "default": 1},
+            /// Draw among this many; 0 and −1: among all.
+            top_k: Option<i64> {"minimum": -1, "default": 0},
+            /// Leave out tokens less likely than this share of the likeliest.
+            min_p: Option<f64> {"minimum": 0, "maximum": 1, "default": 0},
+            /// Off the logit of every token generated before.
+            presence_penalty: Option<f64> {"minimum": -2, "maximum": 2, "default": 0},
+            /// The same, times how often it was.
+            frequency_penalty: Option<f64> {"minimum": -2, "maximum": 2, "default": 0},
+            /// Divides the logit of every token of prompt or output; above 1 discourages.
+            repetition_penalty: Option<f64> {"exclusiveMinimum": 0, "default": 1},
+            /// The same seed draws the same tokens; −1: none. Sequence i of `n` has seed + i.
+            seed: Option<i64> {"minimum": i64::MIN, "maximum": i64::MAX},
+        }
+        Handling {
+            /// Sequences for each prompt; 1 with temperature 0. The server has a limit on sequences of a request.
+            n: Option<i64> {"minimum": 1, "default": 1},
+        }
+        Logits {
+            /// Strings that end the text.
+            stop: Vec<String> [MAX_STOP_STRINGS] => stop_strings
+                {"type": ["string", "array", "null"], "minLength": 1, "items": {"type": "string", "minLength": 1}},
+            /// Tokens that end the text, beside the model's own.
+            stop_token_ids: Vec<i64> [MAX_STOP_TOKENS] {"items": {"type": "integer", "minimum": 0, "maximum": u32::MAX}},
+            logit_bias: LogitBias => (fields.get("logit_bias").unwrap_or_default()) {
+                /// Token id → what is added to its logit, clamped to ±100.
+                logit_bias: Option<LogitBias>,
+            },
+            /// No end before this many tokens; at most the limit of tokens.
+            min_tokens: Option<i64> {"minimum": 0, "default": 0},
+            /// Go on past the end-of-sequence token.
+            ignore_eos: bool = false,
+            /// Keep the stop string or token in the text.
+            include_stop_str_in_output: bool = false,
+            /// Leave special tokens out of the text.
+            skip_special_tokens: bool = true,
+        }
+        Handling {
+            /// Lower runs earlier, under `--scheduling-policy priority`.
+            priority: i64 = 0 {"minimum": i64::MIN, "maximum": i64::MAX},
+            /// Becomes part of the response's id; the header `X-Request-Id` wins.
+            request_id: Option<String> => request_id {"maxLength": MAX_REQUEST_ID},
+            /// Requests share a prefix cache only with those of the same salt.
+            cache_salt: Option<String> => cache_salt
+                {"minLength": 1, "maxLength": 128, "pattern": "^[^@/\\\\\\u0000]+$"},
+        }
+        Logits {
+            /// Draw only these.
+            allowed_token_ids: Option<Vec<i64>> [MAX_ALLOWED_TOKENS] => allowed_token_ids
+                {"items": {"type": "integer", "minimum": 0}},
+            /// Never generate these sequences of tokens.
+            bad_words: Vec<String> [MAX_BAD_WORDS],
+        }
+        Handling {
+            /// Tokens whose log-probabilities are reported too; needs `logprobs`.
+            logprob_token_ids: Vec<i64> [MAX_LOGPROB_TOKENS] {"items": {"type": "integer", "minimum": 0}},
+            /// Log-probabilities of the prompt with this many alternatives; −1: all. Above 0 not with `stream`.
+            prompt_logprobs: Option<i64> {"minimum": -1},
+        }
+        Logits {
+            repetition_detection: Option<RepetitionDetection> => (repetition_detection(fields)) {
+                repetition_detection: Option<Value> {"$ref": "#/components/schemas/RepetitionDetection"},
+            },
+        }
+        Handling {
+            /// Report the ids of prompt and output.
+            return_token_ids: bool = false,
+            /// Write tokens of log-probabilities as `token_id:N`.
+            return_tokens_as_token_ids: bool = false,
+            truncation: Option<Truncation> => (truncation(fields)) {
+                /// Which end of the prompt is cut.
+                truncation_side: Option<String> {"enum": ["left", "right", null]},
+                /// Keep this many tokens of a longer prompt; −1: as many as fit.
+                truncate_prompt_tokens: Option<i64> {"minimum": -1},
+            },
+            /// Tokens of a chunk after the first.
+            stream_interval: Option<u32> => stream_interval {"minimum": 1},
+        }
+        Logits {
+            /// The grammar of the output.
+            grammar: Option<GrammarSpec> => (structured_outputs::grammar(fields)) {
+                response_format: Option<Value> {"$ref": "#/components/schemas/ResponseFormat"},
+                structured_outputs: Option<Value> {"$ref": "#/components/schemas/StructuredOutputs"},
+            },
+        }
+        Handling {
+            /// The options of a streamed response; `None` for one JSON body.
+            stream: Option<StreamOptions> => (stream(fields)) {
+                stream: bool {"$ref": "#/components/schemas/Stream"},
+                stream_options: Option<Value> {"$ref": "#/components/schemas/StreamOptions"},
+            },
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The description of the API: written by hand, beside the vocabulary of its fields. The table of routes adds which
-//! operations need a key.
+//! The description of the API. The fields of requests are those that their structs declare; paths, answers and nested objects
+//! are written by hand. The table of routes adds which operations need a key.
 
 use std::collections::HashSet;
 use std::sync::LazyLock;
@@ -7,19 +7,50 @@ use std::sync::LazyLock;
 use serde_json::{Value, json};
 
 use super::page::Page;
+use crate::api::chat::request::ChatRequest;
+use crate::api::completions::request::CompletionRequest;
+use crate::api::messages::request::MessagesRequest;
+use crate::api::pooling::request::{
+    CohereRequest, EmbeddingRequest, Encoding, PoolingFields, PoolingRequest, RerankRequest, ScoreRequest,
+    ScoringFields,
+};
+use crate::api::responses::request::ResponsesRequest;
+use crate::api::shared::common::CommonFields;
+use crate::api::tokenize::{DetokenizeRequest, TokenizedText};
 use crate::config::ServerConfig;
 use crate::route_table::{ROUTES, Route, served};
 
 /// Everything but the schemas.
 const PATHS: &str = include_str!("paths.json");
 
-/// Name → schema.
+/// Name → schema, without the fields that are declared.
 const SCHEMAS: &str = include_str!("schemas.json");
+
+/// The declarations of requests.
+const DECLARED: &[fn(&mut Value)] = &[
+    CommonFields::describe,
+    ChatRequest::describe,
+    CompletionRequest::describe,
+    ResponsesRequest::describe,
+    MessagesRequest::describe,
+    PoolingFields::describe,
+    Encoding::describe,
+    EmbeddingRequest::describe,
+    PoolingRequest::describe,
+    ScoringFields::describe,
+    ScoreRequest::describe,
+    RerankRequest::describe,
+    CohereRequest::describe,
+    TokenizedText::describe,
+    DetokenizeRequest::describe,
+];
 
 /// The document without what only a running server knows.
 static DOCUMENT: LazyLock<Value> = LazyLock::new(|| {
     let mut document: Value = serde_json::from_str(PATHS).expect("the paths are JSON");
-    document["components"]["schemas"] = serde_json::from_str(SCHEMAS).expect("the schemas are JSON");
+    let mut schemas: Value = serde_json::from_str(SCHEMAS).expect("the schemas are JSON");
+    DECLARED.iter().for_each(|describe| describe(&mut schemas));
+    document["components"]["schemas"] = schemas;
     for route in ROUTES {
         let Some(operation) = document["paths"][&described_path(route)].get_mut(route.method.to_lowercase()) else {
             continue;
@@ -58,14 +89,9 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::api::chat::request::ChatRequest;
-    use crate::api::completions::request::CompletionRequest;
-    use crate::api::messages::request::MessagesRequest;
-    use crate::api::pooling::request::{
-        ClassifyRequest, CohereRequest, EmbeddingRequest, PoolingRequest, RerankRequest, ScoreRequest,
-    };
-    use crate::api::responses::request::ResponsesRequest;
+    use crate::api::pooling::request::ClassifyRequest;
     use crate::api::shared::fields::recorded;
+    use crate::api::shared::sampling::{OutputLimit, Sampling};
     use crate::api::shared::unserved;
 
     /// Every object of a document that has `key`, with the value there.
@@ -234,6 +260,39 @@ mod tests {
             problems.extend(undescribed.map(|name| format!("{schema}: {name} is not described")));
         }
         assert!(problems.is_empty(), "{problems:#?}");
+    }
+
+    /// Whether a chat request with this field has sampling parameters.
+    fn is_accepted(name: &str, value: &Value) -> bool {
+        let mut body = json!({"messages": [], "logprobs": true});
+        body[name] = value.clone();
+        let config = ServerConfig { vocab_size: 16, ..ServerConfig::default() };
+        ChatRequest::parse(body.to_string().as_bytes()).is_ok_and(|request| {
+            let (field, max_tokens) = request.limit;
+            let limit = OutputLimit { field, max_tokens, default: None, least: 1 };
+            let logprobs = request.logprobs.map(|count| ("top_logprobs", count));
+            Sampling::new(&request.common, limit, logprobs, &config).is_ok()
+        })
+    }
+
+    #[test]
+    fn the_bounds_that_are_described_are_those_that_are_checked() {
+        let mut checked = 0;
+        for schema in ["Logits", "Handling", "Answer"] {
+            let properties = DOCUMENT["components"]["schemas"][schema]["properties"].as_object().unwrap();
+            for (name, property) in properties.iter().filter(|(name, _)| *name != "length_penalty") {
+                for (bound, beyond) in [("minimum", -1), ("maximum", 1), ("exclusiveMinimum", -1)] {
+                    let Some(limit) = property[bound].as_i64() else { continue };
+                    let is_inside = is_accepted(name, &limit.into());
+                    assert_eq!(is_inside, bound != "exclusiveMinimum", "{name}: {bound} {limit}");
+                    if let Some(outside) = limit.checked_add(beyond) {
+                        assert!(!is_accepted(name, &outside.into()), "{name}: {outside}");
+                        checked += 1;
+                    }
+                }
+            }
+        }
+        assert!(checked >= 20, "{checked}");
     }
 
     #[test]

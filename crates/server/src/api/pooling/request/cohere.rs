@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::api::completions::request::MAX_PROMPTS;
 use crate::api::pooling::request::encoding::one_of;
 use crate::api::shared::common::{Side, Truncation};
-use crate::api::shared::fields::JsonFields;
+use crate::api::shared::fields::{JsonFields, request_fields, words};
 use crate::error::ApiError;
 
 /// An encoding of vectors in Cohere's API.
@@ -39,6 +39,8 @@ enum Truncate {
     End,
 }
 
+const TRUNCATE: [(&str, Truncate); 3] = [("NONE", Truncate::None), ("START", Truncate::Start), ("END", Truncate::End)];
+
 /// The texts of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum CohereInput {
@@ -47,21 +49,43 @@ pub(crate) enum CohereInput {
     Contents(Vec<Value>),
 }
 
-/// A well-formed request.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct CohereRequest {
-    pub(crate) model: Option<String>,
-    /// The name of the prompt before each text.
-    pub(crate) input_type: Option<String>,
-    pub(crate) input: CohereInput,
-    /// Number of dimensions, if not the model's.
-    pub(crate) dimensions: Option<i64>,
-    /// The encodings, each once.
-    pub(crate) types: Vec<CohereType>,
-    pub(crate) truncation: Option<Truncation>,
-    /// Most tokens of an input that is not truncated.
-    pub(crate) max_tokens: Option<u32>,
-    pub(crate) priority: i64,
+/// The limits of a text: how it is truncated, or most tokens of one that is not.
+type Limits = (Option<Truncation>, Option<u32>);
+
+request_fields! {
+    /// A well-formed request.
+    #[derive(Clone, Debug, PartialEq)]
+    pub(crate) struct CohereRequest |fields, input: CohereInput, types: Vec<CohereType>, limits: Limits| {
+        CohereRequest {
+            model: Option<String> {"$ref": "#/components/schemas/Model"},
+            /// The name of a prompt of the model, which is put before each text.
+            input_type: Option<String>,
+            input: CohereInput => (input) {
+                texts: Vec<String> [MAX_PROMPTS] {"type": "array", "minItems": 1},
+                inputs: Option<Value> {"$ref": "#/components/schemas/CohereInputs"},
+            },
+            dimensions: Option<i64> => (fields.get("output_dimension")) {
+                /// Shorter vectors, of models trained for it.
+                output_dimension: Option<i64> {"minimum": 1},
+            },
+            /// The encodings, each once.
+            types: Vec<CohereType> => (types) {
+                /// The encodings; absent: float.
+                embedding_types: Option<Vec<Value>> {"items": {"enum": TYPES.map(|(name, _)| name)}},
+            },
+            truncation: Option<Truncation> => (limits.0) {
+                /// The end of a text that is cut off if it is too long.
+                truncate: Option<String> {"enum": words(TRUNCATE.map(|(name, _)| name)), "default": "END"},
+            },
+            /// Most tokens of an input that is not truncated.
+            max_tokens: Option<u32> => (limits.1) {
+                /// Most tokens of a text; absent: as many as fit.
+                max_tokens: Option<i64> {"minimum": 1},
+            },
+            /// Lower runs earlier.
+            priority: i64 = 0,
+        }
+    }
 }
 
 impl CohereRequest {
@@ -77,33 +101,27 @@ impl CohereRequest {
             _ => CohereInput::Texts(vec![]),
         };
         let types = types(&mut fields);
-        let max_tokens: Option<i64> = fields.get("max_tokens");
-        if max_tokens.is_some_and(|tokens| tokens < 1) {
-            fields.value_error("max_tokens", "max_tokens must be at least 1.");
-        }
-        let most = max_tokens.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
-        let names = [("NONE", Truncate::None), ("START", Truncate::Start), ("END", Truncate::End)];
-        let (truncation, max_tokens) = match one_of(&mut fields, "truncate", &names) {
-            Truncate::None => (None, most),
-            Truncate::Start => (Some(Truncation { tokens: most, side: Some(Side::Left) }), None),
-            Truncate::End => (Some(Truncation { tokens: most, side: Some(Side::Right) }), None),
-        };
-        let request = Self {
-            model: fields.get("model"),
-            input_type: fields.get("input_type"),
-            input,
-            dimensions: fields.get("output_dimension"),
-            types,
-            truncation,
-            max_tokens,
-            priority: fields.get("priority").unwrap_or(0),
-        };
+        let limits = limits(&mut fields);
+        let request = Self::read(&mut fields, input, types, limits);
         fields.finish()?;
         match &request.input {
             CohereInput::Texts(texts) if texts.is_empty() => Err(nothing()),
             CohereInput::Contents(contents) if contents.is_empty() => Err(nothing()),
             _ => Ok(request),
         }
+    }
+}
+
+fn limits(fields: &mut JsonFields<'_>) -> Limits {
+    let max_tokens: Option<i64> = fields.get("max_tokens");
+    if max_tokens.is_some_and(|tokens| tokens < 1) {
+        fields.value_error("max_tokens", "max_tokens must be at least 1.");
+    }
+    let most = max_tokens.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
+    match one_of(fields, "truncate", &TRUNCATE) {
+        Truncate::None => (None, most),
+        Truncate::Start => (Some(Truncation { tokens: most, side: Some(Side::Left) }), None),
+        Truncate::End => (Some(Truncation { tokens: most, side: Some(Side::Right) }), None),
     }
 }
 

@@ -1,29 +1,30 @@
 //! The body of POST /v1/embeddings.
 
 use crate::api::pooling::request::{Encoding, Input, PoolingFields};
-use crate::api::shared::fields::JsonFields;
+use crate::api::shared::fields::{JsonFields, request_fields};
 use crate::error::ApiError;
 
-/// A well-formed embeddings request.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct EmbeddingRequest {
-    pub(crate) common: PoolingFields,
-    pub(crate) input: Input,
-    pub(crate) encoding: Encoding,
-    /// Number of dimensions, if not the model's.
-    pub(crate) dimensions: Option<i64>,
+request_fields! {
+    /// A well-formed embeddings request.
+    #[derive(Clone, Debug, PartialEq)]
+    pub(crate) struct EmbeddingRequest |fields, common: PoolingFields, input: Input| {
+        EmbeddingRequest {
+            common: PoolingFields => (common),
+            input: Input => (input),
+            encoding: Encoding => (Encoding::read(fields)),
+            /// Shorter vectors, of models trained for it.
+            dimensions: Option<i64> {"minimum": 1},
+        }
+    }
 }
 
 impl EmbeddingRequest {
     /// Reads a body. By default, a prompt of messages ends with the start of an answer if `starts_answer`.
     pub(crate) fn parse(body: &[u8], starts_answer: bool) -> Result<Self, ApiError> {
         let mut fields = JsonFields::parse(body)?;
-        let request = Self {
-            common: PoolingFields::read(&mut fields),
-            input: Input::read(&mut fields, body, starts_answer)?,
-            encoding: Encoding::read(&mut fields),
-            dimensions: fields.get("dimensions"),
-        };
+        let common = PoolingFields::checked(&mut fields);
+        let input = Input::read(&mut fields, body, starts_answer)?;
+        let request = Self::read(&mut fields, common, input);
         fields.finish()?;
         Ok(request)
     }

@@ -5,14 +5,27 @@ use base64::prelude::BASE64_STANDARD;
 use half::{bf16, f16};
 use serde_json::value::RawValue;
 
-use crate::api::shared::fields::JsonFields;
+use crate::api::shared::fields::{JsonFields, request_fields, words};
 
-/// The encoding of vectors. The type and the order of bytes apply to all formats but lists of numbers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Encoding {
-    pub(crate) format: Format,
-    pub(crate) element: ElementType,
-    pub(crate) order: ByteOrder,
+request_fields! {
+    /// The encoding of vectors. The type and the order of bytes apply to all formats but lists of numbers.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub(crate) struct Encoding |fields| {
+        VectorEncoding {
+            format: Format => (one_of(fields, "encoding_format", FORMATS)) {
+                /// Numbers, base64, or a body of bytes with or without a description in the header `metadata`.
+                encoding_format: Option<String> {"enum": words(names(FORMATS)), "default": "float"},
+            },
+            element: ElementType => (element_type(fields)) {
+                /// The elements, unless they are numbers.
+                embed_dtype: Option<String> {"enum": words(names(ELEMENT_TYPES)), "default": "float32"},
+            },
+            order: ByteOrder => (one_of(fields, "endianness", BYTE_ORDERS)) {
+                /// The order of their bytes.
+                endianness: Option<String> {"enum": words(names(BYTE_ORDERS)), "default": "native"},
+            },
+        }
+    }
 }
 
 /// The form of vectors.
@@ -63,22 +76,16 @@ const UNSUPPORTED_TYPES: [&str; 2] = ["fp8_e4m3", "fp8_e5m2"];
 const BYTE_ORDERS: &[(&str, ByteOrder)] =
     &[("native", ByteOrder::Native), ("little", ByteOrder::Little), ("big", ByteOrder::Big)];
 
-impl Encoding {
-    pub(crate) fn read(fields: &mut JsonFields<'_>) -> Self {
-        let format = one_of(fields, "encoding_format", FORMATS);
-        let quoted = fields.raw("embed_dtype").map(RawValue::get);
-        let unsupported = UNSUPPORTED_TYPES.into_iter().find(|name| quoted == Some(&format!("\"{name}\"")));
-        let element = match unsupported {
-            Some(name) => {
-                let message = format_args!("embed_dtype '{name}' is not supported; use float32, float16 or bfloat16.");
-                fields.value_error("embed_dtype", message);
-                ElementType::default()
-            }
-            None => one_of(fields, "embed_dtype", ELEMENT_TYPES),
-        };
-        Self { format, element, order: one_of(fields, "endianness", BYTE_ORDERS) }
-    }
+fn element_type(fields: &mut JsonFields<'_>) -> ElementType {
+    let quoted = fields.raw("embed_dtype").map(RawValue::get);
+    let unsupported = UNSUPPORTED_TYPES.into_iter().find(|name| quoted == Some(&format!("\"{name}\"")));
+    let Some(name) = unsupported else { return one_of(fields, "embed_dtype", ELEMENT_TYPES) };
+    let message = format_args!("embed_dtype '{name}' is not supported; use float32, float16 or bfloat16.");
+    fields.value_error("embed_dtype", message);
+    ElementType::default()
+}
 
+impl Encoding {
     /// Estimated bytes of an element in an answer.
     pub(crate) fn bytes_per_element(self) -> usize {
         match self.format {
@@ -137,6 +144,10 @@ impl ByteOrder {
     pub(crate) fn name(self) -> &'static str {
         name_of(self, BYTE_ORDERS)
     }
+}
+
+fn names<T>(names: &[(&'static str, T)]) -> impl Iterator<Item = &'static str> {
+    names.iter().map(|(name, _)| *name)
 }
 
 fn name_of<T: Copy + PartialEq>(value: T, names: &[(&'static str, T)]) -> &'static str {

@@ -8,8 +8,8 @@ mod task;
 
 use crate::api::chat::request::ChatRequest;
 use crate::api::completions::request::{Prompt, prompts};
-use crate::api::shared::common::{Truncation, cache_salt, request_id, truncation};
-use crate::api::shared::fields::JsonFields;
+use crate::api::shared::common::{MAX_REQUEST_ID, Truncation, cache_salt, request_id, truncation};
+use crate::api::shared::fields::{JsonFields, request_fields};
 use crate::error::ApiError;
 
 pub(crate) use cohere::{CohereInput, CohereRequest, CohereType};
@@ -21,20 +21,32 @@ pub(crate) use task::{PoolingRequest, PoolingTask};
 /// JsonFields of earlier releases of vLLM that `use_activation` replaces. They would change the answer.
 const REMOVED: [&str; 3] = ["activation", "normalize", "softmax"];
 
-/// The fields that all requests for vectors and scores share.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct PoolingFields {
-    pub(crate) model: Option<String>,
-    pub(crate) truncation: Option<Truncation>,
-    /// Whether vectors are normalised or scores are activated; `None` for the model's default.
-    pub(crate) use_activation: Option<bool>,
-    pub(crate) priority: i64,
-    pub(crate) request_id: Option<String>,
-    pub(crate) cache_salt: Option<String>,
+request_fields! {
+    /// The fields that all requests for vectors and scores share.
+    #[derive(Clone, Debug, Default, PartialEq)]
+    pub(crate) struct PoolingFields |fields| {
+        Pooling {
+            model: Option<String> {"$ref": "#/components/schemas/Model"},
+            truncation: Option<Truncation> => (truncation(fields)) {
+                /// The end that is cut off; absent: the right one, or the left one of a model that generates text.
+                truncation_side: Option<String> {"enum": ["left", "right", null]},
+                /// Keep this many tokens of a longer prompt, special tokens included; −1: as many as fit.
+                truncate_prompt_tokens: Option<i64> {"minimum": -1},
+            },
+            /// Whether vectors have length 1 or scores are probabilities; absent: as the model was trained.
+            use_activation: Option<bool>,
+            /// Lower runs earlier.
+            priority: i64 = 0,
+            request_id: Option<String> => request_id {"maxLength": MAX_REQUEST_ID},
+            /// Keeps the prefix cache of the request apart.
+            cache_salt: Option<String> => cache_salt {"minLength": 1, "maxLength": 128},
+        }
+    }
 }
 
 impl PoolingFields {
-    fn read(fields: &mut JsonFields<'_>) -> Self {
+    /// Reads the fields and refuses those that this server does not have.
+    fn checked(fields: &mut JsonFields<'_>) -> Self {
         for name in REMOVED {
             if fields.raw(name).is_some() {
                 let message = format_args!("Parameter `{name}` was removed; use `use_activation` instead.");
@@ -48,14 +60,7 @@ impl PoolingFields {
                 fields.value_error(name, format_args!("`{name}` is not supported by this server."));
             }
         }
-        Self {
-            model: fields.get("model"),
-            truncation: truncation(fields),
-            use_activation: fields.get("use_activation"),
-            priority: fields.get("priority").unwrap_or(0),
-            request_id: request_id(fields),
-            cache_salt: cache_salt(fields),
-        }
+        Self::read(fields)
     }
 }
 
@@ -88,7 +93,8 @@ impl ClassifyRequest {
     /// Reads a body.
     pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
         let mut fields = JsonFields::parse(body)?;
-        let request = Self { common: PoolingFields::read(&mut fields), input: Input::read(&mut fields, body, false)? };
+        let request =
+            Self { common: PoolingFields::checked(&mut fields), input: Input::read(&mut fields, body, false)? };
         fields.finish()?;
         Ok(request)
     }

@@ -6,46 +6,56 @@ use serde_json::{Map, Value};
 
 use crate::api::completions::request::MAX_PROMPTS;
 use crate::api::pooling::request::PoolingFields;
-use crate::api::shared::fields::{JsonFields, Limited};
+use crate::api::shared::fields::{JsonFields, Limited, request_fields};
 use crate::error::{ApiError, FieldError};
 
 /// The names of the two lists of texts, in the order in which vLLM tries them.
 const SPELLINGS: [(&str, &str); 4] =
     [("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2")];
 
-/// The fields that both routes share.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct ScoringFields {
-    pub(crate) common: PoolingFields,
-    /// Most tokens of a query; 0 for no limit.
-    pub(crate) max_tokens_per_query: i64,
-    /// Most tokens of a document; 0 for no limit.
-    pub(crate) max_tokens_per_doc: i64,
-    /// Variables of the chat template.
-    pub(crate) template_kwargs: Map<String, Value>,
-}
-
-impl ScoringFields {
-    fn read(fields: &mut JsonFields<'_>) -> Self {
-        let mut template_kwargs: Map<String, Value> = fields.get("chat_template_kwargs").unwrap_or_default();
-        if let Some(instruction) = fields.get::<String>("instruction") {
-            template_kwargs.entry("instruction").or_insert(instruction.into());
-        }
-        Self {
-            common: PoolingFields::read(fields),
-            max_tokens_per_query: fields.get("max_tokens_per_query").unwrap_or(0),
-            max_tokens_per_doc: fields.get("max_tokens_per_doc").unwrap_or(0),
-            template_kwargs,
+request_fields! {
+    /// The fields that both routes share.
+    #[derive(Clone, Debug, Default, PartialEq)]
+    pub(crate) struct ScoringFields |fields| {
+        Scoring {
+            /// Variables of the chat template.
+            template_kwargs: Map<String, Value> => (template_kwargs(fields)) {
+                /// Further variables of the template.
+                chat_template_kwargs: Option<Map<String, Value>>,
+                /// A variable of the chat template, if pairs have one.
+                instruction: Option<String>,
+            },
+            common: PoolingFields => (PoolingFields::checked(fields)),
+            /// Most tokens of a query; 0: no limit.
+            max_tokens_per_query: i64 = 0 {"minimum": 0},
+            /// Most tokens of a document; 0: no limit.
+            max_tokens_per_doc: i64 = 0 {"minimum": 0},
         }
     }
 }
 
-/// A well-formed request for scores.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct ScoreRequest {
-    pub(crate) fields: ScoringFields,
-    pub(crate) queries: Vec<String>,
-    pub(crate) documents: Vec<String>,
+fn template_kwargs(fields: &mut JsonFields<'_>) -> Map<String, Value> {
+    let mut kwargs: Map<String, Value> = fields.get("chat_template_kwargs").unwrap_or_default();
+    if let Some(instruction) = fields.get::<String>("instruction") {
+        kwargs.entry("instruction").or_insert(instruction.into());
+    }
+    kwargs
+}
+
+request_fields! {
+    /// A well-formed request for scores.
+    #[derive(Clone, Debug, PartialEq)]
+    pub(crate) struct ScoreRequest |fields, first: &str, second: &str| {
+        ScoreRequest {
+            fields: ScoringFields => (ScoringFields::read(fields)),
+            queries: Vec<String> => (texts(fields, first)) {
+                queries: Option<Value> {"$ref": "#/components/schemas/ScoredTexts"},
+            },
+            documents: Vec<String> => (texts(fields, second)) {
+                documents: Option<Value> {"$ref": "#/components/schemas/ScoredTexts"},
+            },
+        }
+    }
 }
 
 impl ScoreRequest {
@@ -56,11 +66,7 @@ impl ScoreRequest {
         let whole = SPELLINGS.into_iter().find(|(first, second)| has(first) && has(second));
         let half = SPELLINGS.into_iter().find(|(first, second)| has(first) || has(second));
         let (first, second) = whole.or(half).unwrap_or(SPELLINGS[0]);
-        let request = Self {
-            fields: ScoringFields::read(&mut fields),
-            queries: texts(&mut fields, first),
-            documents: texts(&mut fields, second),
-        };
+        let request = Self::read(&mut fields, first, second);
         fields.finish()?;
         check_lengths(request.queries.len(), request.documents.len())?;
         Ok(request)
@@ -81,32 +87,39 @@ fn check_lengths(queries: usize, documents: usize) -> Result<(), ApiError> {
     }))
 }
 
-/// A well-formed request for a ranking.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct RerankRequest {
-    pub(crate) fields: ScoringFields,
-    pub(crate) query: String,
-    pub(crate) documents: Vec<String>,
-    /// Number of results; all if it is 0.
-    pub(crate) top_n: i64,
+request_fields! {
+    /// A well-formed request for a ranking.
+    #[derive(Clone, Debug, PartialEq)]
+    pub(crate) struct RerankRequest |fields| {
+        RerankRequest {
+            query: String => (query(fields)) {
+                query: Option<Value> {"$ref": "#/components/schemas/ScoredText"},
+            },
+            fields: ScoringFields => (ScoringFields::read(fields)),
+            documents: Vec<String> => (texts(fields, "documents")) {
+                documents: Option<Value> {"$ref": "#/components/schemas/ScoredTexts"},
+            },
+            /// Number of results; 0: all.
+            top_n: i64 = 0 {"minimum": 0},
+        }
+    }
+}
+
+fn query(fields: &mut JsonFields<'_>) -> String {
+    let query = fields.raw("query").map(text);
+    match &query {
+        None => fields.missing("query"),
+        Some(None) => fields.error("query", "string_type", NO_TEXT),
+        Some(Some(_)) => {}
+    }
+    query.flatten().unwrap_or_default()
 }
 
 impl RerankRequest {
     /// Reads a body.
     pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
         let mut fields = JsonFields::parse(body)?;
-        let query = fields.raw("query").map(text);
-        match &query {
-            None => fields.missing("query"),
-            Some(None) => fields.error("query", "string_type", NO_TEXT),
-            Some(Some(_)) => {}
-        }
-        let request = Self {
-            fields: ScoringFields::read(&mut fields),
-            query: query.flatten().unwrap_or_default(),
-            documents: texts(&mut fields, "documents"),
-            top_n: fields.get("top_n").unwrap_or(0),
-        };
+        let request = Self::read(&mut fields);
         if request.top_n < 0 {
             fields.error("top_n", "greater_than_equal", "Input should be greater than or equal to 0");
         }

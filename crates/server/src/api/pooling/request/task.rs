@@ -2,7 +2,7 @@
 
 use crate::api::pooling::request::encoding::alternatives;
 use crate::api::pooling::request::{Encoding, Input, PoolingFields};
-use crate::api::shared::fields::JsonFields;
+use crate::api::shared::fields::{JsonFields, request_fields, words};
 use crate::error::ApiError;
 
 /// The results that a request asks for.
@@ -49,14 +49,21 @@ impl PoolingTask {
     }
 }
 
-/// A well-formed pooling request.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct PoolingRequest {
-    pub(crate) common: PoolingFields,
-    pub(crate) input: Input,
-    pub(crate) encoding: Encoding,
-    /// The task, if not the model's.
-    pub(crate) task: Option<PoolingTask>,
+request_fields! {
+    /// A well-formed pooling request.
+    #[derive(Clone, Debug, PartialEq)]
+    pub(crate) struct PoolingRequest |fields, common: PoolingFields, input: Input| {
+        PoolingRequest {
+            common: PoolingFields => (common),
+            input: Input => (input),
+            encoding: Encoding => (Encoding::read(fields)),
+            /// The task, if not the model's.
+            task: Option<PoolingTask> => (PoolingTask::read(fields)) {
+                /// A result for each input or for each of its tokens; absent: for each input.
+                task: Option<String> {"enum": words(PoolingTask::ALL.map(PoolingTask::name))},
+            },
+        }
+    }
 }
 
 impl PoolingRequest {
@@ -66,12 +73,9 @@ impl PoolingRequest {
         if fields.raw("dimensions").is_some() {
             fields.value_error("dimensions", "dimensions is currently not supported");
         }
-        let request = Self {
-            common: PoolingFields::read(&mut fields),
-            input: Input::read(&mut fields, body, false)?,
-            encoding: Encoding::read(&mut fields),
-            task: PoolingTask::read(&mut fields),
-        };
+        let common = PoolingFields::checked(&mut fields);
+        let input = Input::read(&mut fields, body, false)?;
+        let request = Self::read(&mut fields, common, input);
         fields.finish()?;
         Ok(request)
     }

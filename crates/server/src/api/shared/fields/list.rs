@@ -5,9 +5,8 @@ use std::marker::PhantomData;
 
 use serde::Deserialize;
 use serde::de::{IgnoredAny, SeqAccess, Visitor};
-use serde_json::value::RawValue;
 
-use super::{FieldValue, json};
+use super::FieldValue;
 
 /// The first `MAX` elements of a list, and the number of all.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,17 +54,11 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for Limited<T,
 impl<const MAX: usize> FieldValue for Limited<i64, MAX> {
     const ERROR: &'static str = "list_type";
     const MESSAGE: &'static str = "Input should be a valid list of integers";
-
-    fn read(raw: &RawValue) -> Option<Self> {
-        json(raw)
-    }
+    const SCHEMA: &'static str = r#"{"type": "array", "items": {"type": "integer"}}"#;
 }
 
 impl<const MAX: usize> FieldValue for Limited<String, MAX> {
     const ERROR: &'static str = "list_type";
     const MESSAGE: &'static str = "Input should be a valid list of strings";
-
-    fn read(raw: &RawValue) -> Option<Self> {
-        json(raw)
-    }
+    const SCHEMA: &'static str = r#"{"type": "array", "items": {"type": "string"}}"#;
 }

@@ -5,18 +5,20 @@
 //! never becomes a million JSON values. The memory of a request is a small multiple of its body: errors beyond the first
 //! are counted, lists have a limit, and a field becomes a tree of JSON values only if it has few of them for its length.
 
+mod declared;
 mod list;
 
 use std::collections::HashMap;
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{IgnoredAny, MapAccess, Visitor};
+use serde::de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::error::{ApiError, FieldError, FieldErrors};
 
+pub(crate) use declared::{describe, request_fields, words};
 pub(crate) use list::Limited;
 
 /// Maximum number of fields of an object.
@@ -28,7 +30,8 @@ const FREE_VALUES: usize = 16 << 10;
 /// Bytes of a field for each further JSON value.
 const BYTES_PER_VALUE: usize = 16;
 
-/// The fields of one JSON object.
+/// The fields of one JSON object; by default there are none.
+#[derive(Default)]
 pub(crate) struct JsonFields<'a> {
     values: HashMap<String, &'a RawValue>,
     path: Vec<String>,
@@ -36,16 +39,20 @@ pub(crate) struct JsonFields<'a> {
 }
 
 /// A type that a field may have.
-pub(crate) trait FieldValue: Sized {
+pub(crate) trait FieldValue: DeserializeOwned {
     /// pydantic's error type for a value of another type.
     const ERROR: &'static str;
     /// pydantic's message for a value of another type.
     const MESSAGE: &'static str;
+    /// The JSON schema of the values.
+    const SCHEMA: &'static str;
     /// Whether the value is a tree of JSON values, whose number is limited.
     const TREE: bool = false;
 
     /// Reads the JSON text; `None` if it is of another type.
-    fn read(raw: &RawValue) -> Option<Self>;
+    fn read(raw: &RawValue) -> Option<Self> {
+        json(raw)
+    }
 }
 
 impl<'a> JsonFields<'a> {
@@ -223,15 +230,13 @@ fn json<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> Option<T> {
 impl FieldValue for bool {
     const ERROR: &'static str = "bool_type";
     const MESSAGE: &'static str = "Input should be a valid boolean";
-
-    fn read(raw: &RawValue) -> Option<Self> {
-        json(raw)
-    }
+    const SCHEMA: &'static str = r#"{"type": "boolean"}"#;
 }
 
 impl FieldValue for i64 {
     const ERROR: &'static str = "int_type";
     const MESSAGE: &'static str = "Input should be a valid integer";
+    const SCHEMA: &'static str = r#"{"type": "integer"}"#;
 
     /// Accepts `3.0` as 3, as JavaScript and pydantic do.
     fn read(raw: &RawValue) -> Option<Self> {
@@ -245,6 +250,7 @@ impl FieldValue for i64 {
 impl FieldValue for f64 {
     const ERROR: &'static str = "float_type";
     const MESSAGE: &'static str = "Input should be a valid number";
+    const SCHEMA: &'static str = r#"{"type": "number"}"#;
 
     fn read(raw: &RawValue) -> Option<Self> {
         json(raw).filter(|value: &f64| value.is_finite())
@@ -254,58 +260,44 @@ impl FieldValue for f64 {
 impl FieldValue for String {
     const ERROR: &'static str = "string_type";
     const MESSAGE: &'static str = "Input should be a valid string";
-
-    fn read(raw: &RawValue) -> Option<Self> {
-        json(raw)
-    }
+    const SCHEMA: &'static str = r#"{"type": "string"}"#;
 }
 
 impl FieldValue for Vec<i64> {
     const ERROR: &'static str = "list_type";
     const MESSAGE: &'static str = "Input should be a valid list of integers";
-
-    fn read(raw: &RawValue) -> Option<Self> {
-        json(raw)
-    }
+    const SCHEMA: &'static str = r#"{"type": "array", "items": {"type": "integer"}}"#;
 }
 
 impl FieldValue for Vec<Value> {
     const ERROR: &'static str = "list_type";
     const MESSAGE: &'static str = "Input should be a valid list";
+    const SCHEMA: &'static str = r#"{"type": "array"}"#;
     const TREE: bool = true;
-
-    fn read(raw: &RawValue) -> Option<Self> {
-        json(raw)
-    }
 }
 
 impl FieldValue for Map<String, Value> {
     const ERROR: &'static str = "dict_type";
     const MESSAGE: &'static str = "Input should be a valid dictionary";
+    const SCHEMA: &'static str = r#"{"type": "object"}"#;
     const TREE: bool = true;
-
-    fn read(raw: &RawValue) -> Option<Self> {
-        json(raw)
-    }
 }
 
 impl FieldValue for Value {
     const ERROR: &'static str = "json_type";
     const MESSAGE: &'static str = "Input should be JSON of at most 127 levels";
+    const SCHEMA: &'static str = r#"{}"#;
     const TREE: bool = true;
-
-    fn read(raw: &RawValue) -> Option<Self> {
-        json(raw)
-    }
 }
 
 /// Either one string or a list of strings.
-#[derive(Default)]
+#[derive(Default, Deserialize)]
 pub(crate) struct Strings<const MAX: usize>(pub(crate) Limited<String, MAX>);
 
 impl<const MAX: usize> FieldValue for Strings<MAX> {
     const ERROR: &'static str = "string_type";
     const MESSAGE: &'static str = "Input should be a valid string or a list of strings";
+    const SCHEMA: &'static str = r#"{"type": ["string", "array"], "items": {"type": "string"}}"#;
 
     fn read(raw: &RawValue) -> Option<Self> {
         let one = || json(raw).map(|one| Limited { items: vec![one], count: 1 });
