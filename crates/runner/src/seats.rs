@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use octavo_engine::{Joined, PlannedRow, PromptImage, RowKind, SamplingParams, Seat, StepId, StepPlan};
+use octavo_engine::{AdapterSlot, Joined, PlannedRow, PromptImage, RowKind, SamplingParams, Seat, StepId, StepPlan};
 use octavo_models::{ImagePositions, ImageSpan};
 use octavo_ops::sampling::{SampleParams, SampleRow, TokenCounts};
 
@@ -33,6 +33,8 @@ struct SeatState {
     images: Option<ImagePositions>,
     /// Position of the first token of the second text of a pair.
     second_text: Option<u32>,
+    /// Slot of the adapter.
+    adapter: Option<AdapterSlot>,
 }
 
 impl<'a> SeatInputs<'a> for &'a Seats {
@@ -42,6 +44,10 @@ impl<'a> SeatInputs<'a> for &'a Seats {
 
     fn second_text(&self, seat: Seat) -> Option<u32> {
         self.state(seat).ok()?.second_text
+    }
+
+    fn adapter(&self, seat: Seat) -> Option<AdapterSlot> {
+        self.state(seat).ok()?.adapter
     }
 }
 
@@ -167,6 +173,7 @@ impl SeatState {
             ends,
             images,
             second_text: joined.second_text,
+            adapter: joined.adapter,
         }
     }
 }

@@ -1,6 +1,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::ExecutorMemory;
 use super::*;
 use crate::inbox::Inbox;
 use crate::kv::{Extras, SequenceKv, TokenHistory};
@@ -29,7 +30,11 @@ impl Rig {
         let spec = KvCacheSpec { block_size: 4, groups: vec![group] };
         Self {
             inbox: Arc::new(Inbox::new(&config)),
-            scheduler: Scheduler::new(config.clone(), &spec, None, config.max_num_seqs + 64),
+            scheduler: Scheduler::new(
+                config.clone(),
+                ExecutorMemory { kv: &spec, images: None, adapters: 2 },
+                config.max_num_seqs + 64,
+            ),
             epoch: Instant::now(),
             next_id: 0,
             step: 0,

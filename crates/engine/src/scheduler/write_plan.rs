@@ -11,6 +11,7 @@ impl Scheduler {
         plan.step = step;
         if !self.chosen.is_empty() {
             plan.left.append(&mut self.left);
+            self.adapters.write(&mut plan.adapters);
         }
         record.shares.clear();
         record.step = step;
@@ -63,6 +64,7 @@ fn joined(sequence: &Sequence, seat: Seat) -> Joined {
         constrained: sequence.constraint.is_some(),
         images: sequence.images.all().clone(),
         second_text: sequence.second_text,
+        adapter: sequence.adapter_slot,
     }
 }
 
