@@ -194,7 +194,7 @@ fn an_adapter_that_cannot_be_served_is_refused() {
         assert!(error.contains(part), "{part}: {error}");
     }
     let error = targets(BASE).load(&folder.path().join("none"), 16).unwrap_err().to_string();
-    assert!(error.contains("the folder has no adapter_config.json"), "{error}");
+    assert!(error.contains("has no adapter: there is no adapter_config.json"), "{error}");
 }
 
 /// Some families fuse projections, and a mixture of experts has plain products beside the experts.

@@ -174,7 +174,7 @@ impl Device {
         fill(batch, plan, shape, drawn, &&*seats).map_err(malformed)?;
         let slots = batch.adapters.iter().filter_map(|adapter| adapter.checked_sub(1));
         if let Some(reason) = slots.into_iter().find_map(|slot| self.adapters.refused(slot)) {
-            return Err(lost(reason.into()));
+            return Err(lost(reason));
         }
         if !plan.encode.is_empty() {
             let images =

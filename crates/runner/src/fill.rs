@@ -384,6 +384,7 @@ mod tests {
             pooled_lens: vec![],
             token_types: vec![],
             seats: vec![4, 2],
+            adapters: vec![],
             injected: vec![],
             seen_ends: vec![],
         };

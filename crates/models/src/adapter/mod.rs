@@ -34,6 +34,9 @@ const MAX_RANK: usize = 256;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdapterError {
+    /// The folder does not exist or has no adapter.
+    #[error("'{}' has no adapter: there is no {CONFIG}", _0.display())]
+    Absent(PathBuf),
     /// A file of the adapter or of the model is missing or damaged.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
@@ -104,10 +107,7 @@ impl Adapter {
     /// Reads and checks the adapter in a folder.
     fn open(folder: &Path) -> Result<Self, AdapterError> {
         let path = folder.join(CONFIG);
-        let object = read_object(&path)?.ok_or_else(|| CheckpointError::Unrecognised {
-            path: folder.to_owned(),
-            reason: format!("the folder has no {CONFIG}"),
-        })?;
+        let object = read_object(&path)?.ok_or_else(|| AdapterError::Absent(folder.to_owned()))?;
         let config = AdapterConfig::read(&path, &object)?;
         let path = folder.join(WEIGHTS);
         let unfit = |reason: String| AdapterError::Unfit { path: path.clone(), reason };
@@ -127,6 +127,14 @@ impl Adapter {
     fn unfit(&self, reason: String) -> AdapterError {
         AdapterError::Unfit { path: self.path.clone(), reason }
     }
+}
+
+/// Returns the name of the model for which the adapter in a folder says that it was trained; `None` if the folder has no
+/// LoRA adapter.
+pub fn adapter_base(folder: &Path) -> Option<String> {
+    let object = read_object(&folder.join(CONFIG)).ok()??;
+    let text = |key: &str| object.get(key).and_then(Value::as_str);
+    text("base_model_name_or_path").filter(|_| text("peft_type") == Some("LORA")).map(str::to_owned)
 }
 
 /// Returns the tensors of each module.
