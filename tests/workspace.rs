@@ -9,7 +9,8 @@ use serde_json::Value;
 const LAYERS: &[(&str, &[&str])] = &[
     ("octavo-ops", &[]),
     ("octavo-telemetry", &[]),
-    ("octavo-media", &[]),
+    ("octavo-http-client", &[]),
+    ("octavo-media", &["octavo-http-client"]),
     ("octavo-backend-candle", &["octavo-ops"]),
     ("octavo-backend-cpu", &["octavo-ops"]),
     ("octavo-backend-cuda", &["octavo-ops", "octavo-kernels"]),
@@ -20,7 +21,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("octavo-kv-events", &["octavo-engine"]),
     ("octavo-runner", &["octavo-engine", "octavo-models", "octavo-ops", "octavo-telemetry"]),
     ("octavo-server", &["octavo-text", "octavo-media", "octavo-engine", "octavo-telemetry"]),
-    ("octavo-bench", &["octavo-engine", "octavo-ops"]),
+    ("octavo-bench", &["octavo-engine", "octavo-http-client", "octavo-ops"]),
 ];
 
 /// Packages that may depend on everything: the composition, its tests and its benches.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http::{Method, StatusCode};
 use octavo_bench::ProcessUsage;
-use octavo_bench::load::{Connection, Target};
+use octavo_http_client::{Certificates, Connection, Target};
 use tokio::runtime::Runtime;
 
 use super::servers::Instance;
@@ -69,7 +69,7 @@ impl Process {
     }
 
     fn wait_until_ready(&mut self, runtime: &Runtime) -> Result<(), Box<dyn Error>> {
-        let target = Target::new(&self.url, None)?;
+        let target = Target::new(&self.url, None, &Certificates::Trusted)?;
         while self.started.elapsed() < START {
             if let Some(status) = self.child.try_wait()? {
                 return Err(self.no_start(&format!("it ended ({status})")).into());

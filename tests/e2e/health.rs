@@ -1,4 +1,5 @@
-//! Tests of `octavo health` against servers that are ready, loading, draining or absent, and over TLS or a Unix socket.
+//! Tests of `octavo health` against servers that are ready, loading, draining or absent, and over TLS or a Unix socket; and of
+//! the other commands that talk with a server over TLS.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -111,4 +112,37 @@ fn it_asks_over_tls_and_over_unix_sockets() {
     let _encrypted = start(&[&tls[..], &["--uds", &encrypted]].concat());
     let answer = health(&[], &[("OCTAVO_UDS", &encrypted), ("OCTAVO_SSL_CERTFILE", &certificate)]);
     assert_eq!(answer, (Some(0), format!("https+unix:{encrypted}:/health: 200 OK")));
+}
+
+#[test]
+fn the_other_commands_verify_the_certificate() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (certificate, key) = (path("tls.crt"), path("tls.key"));
+    let signed = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).unwrap();
+    std::fs::write(&certificate, signed.cert.pem()).unwrap();
+    std::fs::write(&key, signed.signing_key.serialize_pem()).unwrap();
+    let server = start(&["--ssl-certfile", &certificate, "--ssl-keyfile", &key]);
+    let (url, api) = (server.url(""), server.url("/v1"));
+    assert!(url.starts_with("https://"), "{url}");
+
+    let commands: [&[&str]; 3] = [
+        &["chat", "--quick", "hi", "--max-tokens", "4", "--url", &api],
+        &["ps", "--url", &url],
+        &["bench", "serve", "--num-prompts", "2", "--input-len", "4", "--output-len", "4", "--base-url", &url],
+    ];
+    for arguments in commands {
+        let run = |more: &[&str], authorities: &str| {
+            let mut command = Command::new(OCTAVO);
+            command.args(arguments).args(more).env("SSL_CERT_FILE", authorities).output().unwrap()
+        };
+        let said = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
+        for accepted in [run(&[], &certificate), run(&["--insecure"], "")] {
+            assert!(accepted.status.success(), "{arguments:?}: {}", said(&accepted));
+            assert!(!accepted.stdout.is_empty(), "{arguments:?}");
+        }
+        let refused = run(if arguments[0] == "bench" { &["--ready-check-timeout-sec", "1"] } else { &[] }, "");
+        assert!(!refused.status.success(), "{arguments:?}");
+        assert!(said(&refused).contains("the TLS handshake failed: invalid peer certificate"), "{}", said(&refused));
+    }
 }

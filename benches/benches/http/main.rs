@@ -17,8 +17,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use http::Method;
 use http_body_util::BodyExt;
-use octavo_bench::load::{self, Connection, LoadConfig, Report, Target};
+use octavo_bench::load::{self, LoadConfig, Report};
 use octavo_bench::{ProcessUsage, Summary};
+use octavo_http_client::{Certificates, Connection, Target};
 use serde_json::{Value, json};
 use server::{MODEL, ServerProcess, Stack};
 
@@ -198,7 +199,7 @@ struct Idle {
 /// Measures the resident memory that a connection uses after one answered request.
 async fn idle_connections(connections: usize) -> Result<Idle, Box<dyn Error>> {
     let server = ServerProcess::start(Stack::Server, Duration::ZERO)?;
-    let target = Target::new(&server.url, None)?;
+    let target = Target::new(&server.url, None, &Certificates::Trusted)?;
     let resident = || ProcessUsage::of_process(server.pid()).map(|usage| usage.resident_bytes).ok_or("no usage");
     // The first connections also make the server's threads touch their memory.
     let mut warm = open(&target, 16).await?;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::KvCacheSpec;
+use crate::{KvCacheSpec, Speculation};
 
 /// Order in which requests are admitted and preempted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,6 +60,9 @@ pub struct EngineConfig {
     /// Share of the KV blocks, 0 to 1, that an admission leaves free while others run, so that those find blocks for their
     /// output and are not preempted.
     pub watermark: f64,
+    /// Drafts tokens from earlier occurrences of the latest ones and verifies them in one step, where that pays; `None`
+    /// turns it off. With it, one step is in flight at a time.
+    pub speculation: Option<Speculation>,
     /// Maximum number of requests that wait for their first admission.
     pub max_queued_requests: usize,
     /// Maximum number of prompt tokens that wait for their first admission. A single longer prompt is accepted if no
@@ -84,6 +87,7 @@ impl Default for EngineConfig {
             enable_chunked_prefill: true,
             long_prefill_token_threshold: 0,
             watermark: 0.01,
+            speculation: None,
             max_queued_requests: 8192,
             max_queued_tokens: 16 << 20,
             stuck_after: Duration::from_secs(120),
@@ -119,6 +123,14 @@ pub enum EngineError {
         /// Number of tokens that fit.
         fits: usize,
     },
+    /// The n-grams of speculation have no length.
+    #[error("n-grams of {lookup_min} to {lookup_max} tokens cannot be looked up: the first must not exceed the second")]
+    Lookup {
+        /// Length of the shortest n-gram.
+        lookup_min: usize,
+        /// Length of the longest n-gram.
+        lookup_max: usize,
+    },
     /// The block size of the executor's KV cache is 0.
     #[error("the executor's KV cache has groups but a block size of 0")]
     NoBlockSize,
@@ -146,6 +158,14 @@ impl EngineConfig {
         ] {
             if limit == 0 {
                 return Err(EngineError::ZeroLimit(name));
+            }
+        }
+        if let Some(Speculation { tokens, lookup_min, lookup_max }) = self.speculation {
+            if tokens == 0 || lookup_min == 0 {
+                return Err(EngineError::ZeroLimit("a number of speculation"));
+            }
+            if lookup_min > lookup_max {
+                return Err(EngineError::Lookup { lookup_min, lookup_max });
             }
         }
         if !self.enable_chunked_prefill && self.max_num_batched_tokens < self.max_model_len {
@@ -196,6 +216,14 @@ mod tests {
         assert!(matches!(whole.check(&spec(1000)), Err(EngineError::BudgetTooSmall { .. })));
         let none = EngineConfig { max_num_seqs: 0, ..EngineConfig::default() };
         assert!(matches!(none.check(&spec(1000)), Err(EngineError::ZeroLimit("max_num_seqs"))));
+        let speculates = |tokens, lookup_min| EngineConfig {
+            speculation: Some(Speculation { tokens, lookup_min, lookup_max: 3 }),
+            ..EngineConfig::default()
+        };
+        assert!(speculates(1, 3).check(&spec(1000)).is_ok());
+        assert!(matches!(speculates(1, 4).check(&spec(1000)), Err(EngineError::Lookup { .. })));
+        assert!(matches!(speculates(1, 0).check(&spec(1000)), Err(EngineError::ZeroLimit(_))));
+        assert!(matches!(speculates(0, 3).check(&spec(1000)), Err(EngineError::ZeroLimit(_))));
         let no_size = KvCacheSpec { block_size: 0, ..spec(1000) };
         assert!(matches!(EngineConfig::default().check(&no_size), Err(EngineError::NoBlockSize)));
     }

@@ -108,7 +108,7 @@ impl ManualScheduler {
     /// Completes the step with `token` drawn in every row.
     pub fn retire(&mut self, token: u32) {
         for share in &self.record.shares {
-            let alive = self.scheduler.retire(share).is_some();
+            let alive = self.scheduler.retire(share, 0).is_some();
             if let Some(sequence) = self.scheduler.sequence_mut(share.key).filter(|_| alive && share.rows.draws > 0) {
                 sequence.history.output.push(token);
                 if sequence.full() {

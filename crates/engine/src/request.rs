@@ -66,6 +66,13 @@ pub struct RepetitionDetection {
     pub min_count: u32,
 }
 
+impl SamplingParams {
+    /// Returns whether a draw depends on the counts of earlier tokens.
+    pub fn has_penalties(&self) -> bool {
+        self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 || self.repetition_penalty != 1.0
+    }
+}
+
 impl Default for SamplingParams {
     /// Returns greedy sampling of 16 tokens.
     fn default() -> Self {

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use octavo_telemetry::FinishedRequest;
 
+use crate::draft::Drafter;
 use crate::image::SequenceImages;
 use crate::inbox::RequestId;
 use crate::kv::{KvLayout, SequenceKv, TokenHistory};
@@ -40,11 +41,12 @@ pub(crate) enum LastOutput {
 /// Rows of a share that give an output, by kind. Those that score come first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ShareRows {
-    /// Whether the share ends with the last known token, so that an answer follows.
+    /// Whether the share has the last known token, so that an answer follows.
     pub(crate) completes: bool,
     /// Number of rows that score the prompt.
     pub(crate) scores: usize,
-    /// Number of rows that draw a token, which are those of the last tokens.
+    /// Number of rows that draw a token, which are those of the last tokens: that of the last known one and one of each
+    /// draft.
     pub(crate) draws: usize,
     /// Number of rows that give a vector, which are those of the last tokens.
     pub(crate) vectors: usize,
@@ -55,13 +57,18 @@ impl ShareRows {
     pub(crate) fn tokens(&self) -> usize {
         self.scores + self.draws
     }
+
+    /// Returns the number of drafts that are verified.
+    pub(crate) fn drafts(&self) -> usize {
+        self.draws.saturating_sub(1)
+    }
 }
 
 /// A request inside the engine.
 ///
 /// Its tokens are the known ones (prompt and generated) and at most two `pending` ones, sampled by steps in flight,
 /// whose ids the engine has not seen. An answer that is no token counts as a pending one too. `retired ≤ submitted ≤
-/// known + pending`: `retired` counts the tokens whose keys and values are in memory, `submitted` those of all steps
+/// known + pending`, beyond which a step in flight may verify drafts: `retired` counts the tokens whose keys and values are in memory, `submitted` those of all steps
 /// submitted so far.
 pub(crate) struct Sequence {
     pub(crate) id: RequestId,
@@ -99,6 +106,8 @@ pub(crate) struct Sequence {
     /// Maximum number of prompt and output tokens together.
     limit: usize,
     pub(crate) pending: usize,
+    /// Drafts of the next tokens, if the sequence may have any.
+    pub(crate) drafter: Option<Box<Drafter>>,
     /// Row of the latest step that draws the last pending token, among those that give one.
     pub(crate) drawn_row: u32,
     pub(crate) submitted: usize,
@@ -155,6 +164,7 @@ impl Sequence {
             preemptions: 0,
             limit,
             pending: 0,
+            drafter: None,
             drawn_row: 0,
             submitted: 0,
             retired: 0,
@@ -175,10 +185,34 @@ impl Sequence {
         self.history.len() + self.pending
     }
 
-    /// Returns the number of tokens that the next step should compute: 0 if the pending token is the last that fits.
+    /// Returns the number of tokens that the next step should compute, with drafts: 0 if the pending token is the last that
+    /// fits.
     pub(crate) fn wanted(&self) -> usize {
-        let total = self.total();
-        if self.pending > 0 && total >= self.limit { 0 } else { total - self.submitted }
+        match self.pending {
+            0 => self.total() + self.drafts().len() - self.submitted,
+            _ if self.total() >= self.limit => 0,
+            _ => self.total() - self.submitted,
+        }
+    }
+
+    /// Returns the drafts that the step being planned or in flight verifies.
+    pub(crate) fn drafts(&self) -> &[u32] {
+        self.drafter.as_ref().map_or(&[], |drafter| drafter.drafts())
+    }
+
+    /// Returns whether tokens may be drafted: no draw depends on the tokens before it other than through the model.
+    pub(crate) fn may_draft(&self) -> bool {
+        self.last_output == LastOutput::Token && self.constraint.is_none() && !self.params.has_penalties()
+    }
+
+    /// Returns the number of drafts that fit if all of them are accepted, with the token after them.
+    pub(crate) fn draft_room(&self) -> usize {
+        self.limit.saturating_sub(self.total() + 1)
+    }
+
+    /// Maximum number of prompt and output tokens together.
+    pub(crate) fn limit(&self) -> usize {
+        self.limit
     }
 
     /// Returns the number of tokens that may come from the prefix cache. Tokens whose vectors are returned must be
@@ -192,11 +226,11 @@ impl Sequence {
 
     /// Returns the rows that give an output in a step which computes the tokens `first..end`.
     pub(crate) fn rows_of(&self, first: usize, end: usize) -> ShareRows {
-        let completes = end == self.total();
+        let completes = end >= self.total();
         ShareRows {
             completes,
             scores: self.scores.until(end).len(),
-            draws: usize::from(completes && self.last_output == LastOutput::Token),
+            draws: if completes && self.last_output == LastOutput::Token { 1 + end - self.total() } else { 0 },
             vectors: match self.last_output {
                 LastOutput::Vectors(Pooling::Tokens) => end - first,
                 LastOutput::Vectors(Pooling::Prompt) => usize::from(completes),

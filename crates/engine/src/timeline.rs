@@ -51,14 +51,8 @@ impl Timeline {
         self.scheduled.is_some()
     }
 
-    /// Records the completion of a step that sampled a token: observes TTFT and the first token's other metrics, or the
-    /// time since the token before.
-    pub(crate) fn on_token(&mut self, now: Instant, prompt: u64, cached: u64, metrics: &EngineMetrics) {
-        metrics.generated(1);
-        self.on_answer(now, prompt, cached, metrics);
-    }
-
-    /// Does the same as [`Timeline::on_token`] for an answer that is no token: an embedding or a scored prompt.
+    /// Records the completion of a step that drew tokens or gave an answer that is no token: observes TTFT and the first
+    /// token's other metrics, or the time since the step before, as vLLM does.
     pub(crate) fn on_answer(&mut self, now: Instant, prompt: u64, cached: u64, metrics: &EngineMetrics) {
         match &mut self.tokens {
             Some((_, last)) => {
@@ -110,7 +104,7 @@ mod tests {
         assert!(!timeline.on_scheduled(zero + at(50)), "preempted and planned again");
         let metrics = EngineMetrics::disabled();
         for millis in [30, 40, 60] {
-            timeline.on_token(zero + at(millis), 1, 0, &metrics);
+            timeline.on_answer(zero + at(millis), 1, 0, &metrics);
         }
         let stages = timeline.stages(zero + at(61));
         assert_eq!(stages.e2e, at(61));

@@ -3,21 +3,12 @@
 use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use http::{Method, Uri};
-use octavo_bench::load::{Connection, Target};
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, UnixStream};
-use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
-use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use tokio_rustls::rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
-use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use tokio_rustls::rustls::{ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
+use octavo_http_client::{Certificates, Connection, Target};
 
 use crate::cli::HealthArgs;
 
@@ -91,34 +82,17 @@ impl Place {
         Ok(Self { socket, tls, path: path.to_owned() })
     }
 
-    /// The status of the answer.
+    /// The status of the answer. A probe accepts any certificate, as those of Kubernetes do: it is issued for the name that
+    /// clients use rather than for the loopback address, and the request has no secret.
     async fn ask(&self) -> Result<http::StatusCode> {
-        match &self.socket {
-            Socket::Tcp { host, port } => {
-                let stream = TcpStream::connect((host.as_str(), *port)).await.context("connecting failed")?;
-                self.ask_over(stream, host).await
-            }
-            Socket::Unix(path) => {
-                let stream = UnixStream::connect(path).await.context("connecting failed")?;
-                self.ask_over(stream, "localhost").await
-            }
-        }
-    }
-
-    async fn ask_over<S>(&self, stream: S, host: &str) -> Result<http::StatusCode>
-    where
-        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    {
-        let target = match host.contains(':') {
-            true => Target::new(&format!("http://[{host}]"), None)?,
-            false => Target::new(&format!("http://{host}"), None)?,
+        let scheme = if self.tls { "https" } else { "http" };
+        let target = |authority: &str| Target::new(&format!("{scheme}://{authority}"), None, &Certificates::Any);
+        let target = match &self.socket {
+            Socket::Tcp { host, port } => target(&authority(host, *port))?,
+            Socket::Unix(path) => target("localhost")?.at_socket(path.clone()),
         };
-        let mut connection = match self.tls {
-            true => Connection::over(target, encrypted(stream, host).await?).await?,
-            false => Connection::over(target, stream).await?,
-        };
-        let request = connection.target().request(Method::GET, &self.path, Bytes::new())?;
-        Ok(connection.send(request).await?.status())
+        let request = target.request(Method::GET, &self.path, Bytes::new())?;
+        Ok(Connection::new(target).send(request).await?.status())
     }
 }
 
@@ -126,11 +100,15 @@ impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = if self.tls { "https" } else { "http" };
         match &self.socket {
-            Socket::Tcp { host, port } if host.contains(':') => write!(f, "{scheme}://[{host}]:{port}{}", self.path),
-            Socket::Tcp { host, port } => write!(f, "{scheme}://{host}:{port}{}", self.path),
+            Socket::Tcp { host, port } => write!(f, "{scheme}://{}{}", authority(host, *port), self.path),
             Socket::Unix(path) => write!(f, "{scheme}+unix:{}:{}", path.display(), self.path),
         }
     }
+}
+
+/// Host and port as in a URL.
+fn authority(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
 /// The address at which a server that listens on `host` is reached from this machine.
@@ -139,57 +117,6 @@ fn loopback_if_unspecified(host: &str) -> String {
         Ok(IpAddr::V4(address)) if address.is_unspecified() => "127.0.0.1".to_owned(),
         Ok(IpAddr::V6(address)) if address.is_unspecified() => "::1".to_owned(),
         _ => host.to_owned(),
-    }
-}
-
-async fn encrypted<S: AsyncRead + AsyncWrite + Unpin>(stream: S, host: &str) -> Result<TlsStream<S>> {
-    let provider = Arc::new(ring::default_provider());
-    let config = ClientConfig::builder_with_provider(Arc::clone(&provider))
-        .with_safe_default_protocol_versions()?
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
-        .with_no_client_auth();
-    let name = ServerName::try_from(host.to_owned()).with_context(|| format!("{host} is not the name of a server"))?;
-    TlsConnector::from(Arc::new(config)).connect(name, stream).await.context("the TLS handshake failed")
-}
-
-/// Accepts any certificate, as probes of Kubernetes do: the certificate is issued for the name that clients use rather
-/// than for the loopback address, and the request contains no secret.
-#[derive(Debug)]
-struct AnyCertificate(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for AnyCertificate {
-    fn verify_server_cert(
-        &self,
-        _end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _server_name: &ServerName<'_>,
-        _ocsp_response: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, cert, dss, &self.0.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, cert, dss, &self.0.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
     }
 }
 

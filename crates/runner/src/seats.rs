@@ -94,6 +94,9 @@ impl Seats {
         }
         let number = after.checked_sub(state.prompt.len());
         let number = number.ok_or_else(|| format!("seat {seat} draws in its prompt, at position {}", row.position))?;
+        if row.kind == RowKind::Verify && state.counts.is_some() {
+            return Err(format!("seat {seat} has penalties, which need the tokens before a draft"));
+        }
         let output_position = number as u32;
         let ending = output_position >= state.requested.min_tokens;
         Ok(SampleRow {

@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock};
 use octavo_backend_candle::CandleBackend;
 use octavo_engine::{
     Adapter, Engine, EngineConfig, FinishReason, Logprobs, Pooling, Request, RequestEvent, RequestStream,
-    SamplingParams, Task, TokenOutput,
+    SamplingParams, Speculation, Task, TokenOutput,
 };
 use octavo_ops::sampling::{SampleBatch, SampledToken};
 use octavo_ops::testing::{QkNormWidth, Scales, TestAdapter, TestRng, TinyModel};
@@ -163,7 +163,13 @@ fn engine(config: EngineConfig, blocks: usize, steps: Steps) -> (Engine, Telemet
     };
     let runner = Runner::new(backend, Arc::new(program), runner_config).unwrap();
     let telemetry = Telemetry::new(TelemetryConfig { model_name: "tiny".into(), engine: 0, max_model_len: MAX_LEN });
-    (Engine::spawn(Box::new(runner), config, telemetry.engine()).unwrap(), telemetry)
+    let metrics = telemetry.speculating_engine(config.speculation.map_or(0, |speculation| speculation.tokens));
+    (Engine::spawn(Box::new(runner), config, metrics).unwrap(), telemetry)
+}
+
+/// Adds speculation with n-grams of any length.
+fn speculating(config: EngineConfig) -> EngineConfig {
+    EngineConfig { speculation: Some(Speculation { tokens: 3, lookup_min: 1, lookup_max: 3 }), ..config }
 }
 
 const STEPS: [Steps; 3] = [Steps::Apart, Steps::Queued, Steps::Launched];
@@ -267,6 +273,8 @@ async fn the_same_request_gives_the_same_tokens() {
         ("few sequences", EngineConfig { max_num_seqs: 2, ..config() }, 64),
         // Eight sequences of up to five blocks share twelve blocks, so some are preempted and recomputed.
         ("preempted", EngineConfig { max_num_batched_tokens: 48, ..config() }, 13),
+        ("speculating", speculating(config()), 64),
+        ("preempted and speculating", speculating(EngineConfig { max_num_batched_tokens: 48, ..config() }), 13),
     ];
     let all = settings.into_iter().flat_map(|setting| STEPS.map(|steps| (setting.clone(), steps)));
     for ((name, config, blocks), steps) in all {
@@ -278,6 +286,10 @@ async fn the_same_request_gives_the_same_tokens() {
         let (preemptions, hits) = ("vllm:num_preemptions_total{", "vllm:prefix_cache_hits_total{");
         assert_eq!(counter(&telemetry, preemptions) > 0.0, name.starts_with("preempted"), "{name}");
         assert_eq!(counter(&telemetry, hits) > 0.0, !name.starts_with("without prefix cache"), "{name}");
+        let (drafted, accepted) =
+            ("vllm:spec_decode_num_draft_tokens_total{", "vllm:spec_decode_num_accepted_tokens_total{");
+        let drafts = (counter(&telemetry, drafted), counter(&telemetry, accepted));
+        assert_eq!(drafts.0 > 0.0 && drafts.1 > 0.0, name.contains("speculating"), "{name}: {drafts:?}");
         engine.join();
     }
 }

@@ -7,9 +7,9 @@ use octavo_text::{OutputDelta, Tokenizer};
 
 use crate::api::chat::stream::ChatFormat;
 use crate::api::shared::logprobs::Spelling;
-use crate::api::shared::response::UsageDetails;
+use crate::api::shared::response::{Envelope, UsageDetails};
 use crate::api::shared::sse::{Events, Extras};
-use crate::api::shared::stream::{Envelope, ResponseFormat};
+use crate::api::shared::stream::ResponseFormat;
 use crate::choices::Output;
 use crate::config::ServerConfig;
 use crate::route_table::served;
@@ -30,6 +30,7 @@ impl ChatEvents {
             created: 1_700_000_000,
             model: "org/model".into(),
             fingerprint: Some("octavo".into()),
+            details: UsageDetails::default(),
         };
         Self(ChatFormat {
             envelope,
@@ -42,7 +43,6 @@ impl ChatEvents {
             spelling: Spelling { tokenizer, as_ids: false },
             return_token_ids: false,
             prompt_text: None,
-            details: UsageDetails::default(),
             parses: false,
         })
     }

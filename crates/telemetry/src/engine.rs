@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use crate::Telemetry;
-use crate::series::EngineSeries;
+use crate::series::{EngineSeries, SpeculationSeries};
 
 /// The work of a step and the state after it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -59,6 +59,8 @@ pub struct FinishedRequest {
 pub struct EngineMetrics {
     series: Option<Arc<EngineSeries>>,
     telemetry: Option<Telemetry>,
+    /// Series of speculation, if it is on.
+    speculation: Option<Arc<SpeculationSeries>>,
 }
 
 impl EngineMetrics {
@@ -67,8 +69,12 @@ impl EngineMetrics {
         Self::default()
     }
 
-    pub(crate) fn new(telemetry: &Telemetry, series: Arc<EngineSeries>) -> Self {
-        Self { series: Some(series), telemetry: Some(telemetry.clone()) }
+    pub(crate) fn new(
+        telemetry: &Telemetry,
+        series: Arc<EngineSeries>,
+        speculation: Option<Arc<SpeculationSeries>>,
+    ) -> Self {
+        Self { series: Some(series), telemetry: Some(telemetry.clone()), speculation }
     }
 
     /// Sets the names of the adapters of running and of waiting sequences, and the number of adapters that may run at once.
@@ -138,6 +144,15 @@ impl EngineMetrics {
     pub fn next_token(&self, gap: Duration) {
         let Some(s) = &self.series else { return };
         s.times.inter_token.observe_duration(gap);
+    }
+
+    /// Observes that a step has verified drafts of a sequence and accepted the first of them, before any end cuts them.
+    pub fn verified(&self, drafts: usize, accepted: usize) {
+        let Some(s) = &self.speculation else { return };
+        s.drafts.increment(1);
+        s.draft_tokens.increment(drafts as u64);
+        s.accepted_tokens.increment(accepted as u64);
+        s.accepted_at.iter().take(accepted).for_each(|counter| counter.increment(1));
     }
 
     /// Counts generated tokens.

@@ -50,7 +50,7 @@ pub use traces::{
 pub use upkeep::UpkeepGuard;
 
 use registry::Registry;
-use series::EngineSeries;
+use series::{EngineSeries, SpeculationSeries};
 
 /// The settings that constant labels and bucket bounds depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,7 +123,13 @@ impl Telemetry {
 
     /// The engine's handle on its metrics.
     pub fn engine(&self) -> EngineMetrics {
-        EngineMetrics::new(self, Arc::clone(&self.inner.engine))
+        EngineMetrics::new(self, Arc::clone(&self.inner.engine), None)
+    }
+
+    /// The handle of an engine that speculates, with series for at most `drafts` tokens of a draft.
+    pub fn speculating_engine(&self, drafts: usize) -> EngineMetrics {
+        let series = SpeculationSeries::register(&self.inner.registry, &self.inner.config, drafts);
+        EngineMetrics::new(self, Arc::clone(&self.inner.engine), Some(Arc::new(series)))
     }
 
     /// The server's handle on its metrics, with `(method, handler)` series for `routes` only. All other requests count under

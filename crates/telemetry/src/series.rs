@@ -92,6 +92,36 @@ impl EngineSeries {
     }
 }
 
+/// The series of speculation.
+#[derive(Debug)]
+pub(crate) struct SpeculationSeries {
+    pub(crate) drafts: Counter,
+    pub(crate) draft_tokens: Counter,
+    pub(crate) accepted_tokens: Counter,
+    /// By position in the draft.
+    pub(crate) accepted_at: Vec<Counter>,
+}
+
+impl SpeculationSeries {
+    /// Registers the series for at most `tokens` drafts of a sequence in a step.
+    pub(crate) fn register(registry: &Registry, config: &TelemetryConfig, tokens: usize) -> Self {
+        let engine = config.engine.to_string();
+        let scope = Scope { registry, labels: [("engine", engine.as_str()), ("model_name", &config.model_name)] };
+        let counter = |name, help| scope.counter(name, help, None);
+        let at = |position: usize| {
+            let help = "Draft tokens that were accepted, by their position in the draft.";
+            let name = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
+            scope.counter(name, help, Some(("position", &position.to_string())))
+        };
+        Self {
+            drafts: counter("vllm:spec_decode_num_drafts_total", "Drafts that were verified."),
+            draft_tokens: counter("vllm:spec_decode_num_draft_tokens_total", "Tokens of drafts that were verified."),
+            accepted_tokens: counter("vllm:spec_decode_num_accepted_tokens_total", "Draft tokens that were accepted."),
+            accepted_at: (0..tokens).map(at).collect(),
+        }
+    }
+}
+
 impl State {
     fn register(scope: &Scope<'_>) -> Self {
         let waiting_for = |reason| {

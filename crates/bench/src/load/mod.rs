@@ -5,28 +5,25 @@
 //! states the client's own CPU time as well.
 
 mod arrivals;
-mod client;
 mod dataset;
 mod prompt;
 mod report;
 mod run;
-mod sse;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderMap;
+use octavo_http_client::{Certificates, TargetError};
 use serde_json::{Map, Value};
 
 pub use arrivals::{RampUp, RampUpStrategy};
-pub use client::{ClientError, Connection, Target};
 pub use dataset::{
     Exchange, Lengths, Prompt, Sample, custom, oversample, random_lengths, sharegpt, sharegpt_keeps, text_of_length,
 };
 pub use prompt::{WORDS, random_words};
 pub use report::{Goodput, Metric, Report, RequestRecord};
 pub use run::{run, run_watched};
-pub use sse::EventReader;
 
 /// The route that receives the load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,8 +48,10 @@ impl Endpoint {
 /// The requests and their timing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoadConfig {
-    /// `http://host:port`, with an optional path before `/v1`.
+    /// `http://host:port` or `https://host:port`, with an optional path before `/v1`.
     pub base_url: String,
+    /// The certificates that an encrypted server may have.
+    pub certificates: Certificates,
     /// The route, which decides the form of requests.
     pub endpoint: Endpoint,
     /// The path of the route; `None` for the endpoint's own.
@@ -116,6 +115,7 @@ impl Default for LoadConfig {
     fn default() -> Self {
         Self {
             base_url: "http://127.0.0.1:8000".into(),
+            certificates: Certificates::Trusted,
             endpoint: Endpoint::Completions,
             path: None,
             model: String::new(),
@@ -150,14 +150,9 @@ impl Default for LoadConfig {
 /// The reason why a run is impossible. Failed requests are part of the report instead.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// The URL of the server cannot be used.
-    #[error("'{url}' cannot be used as a base URL: {reason}")]
-    BaseUrl {
-        /// The URL as given.
-        url: String,
-        /// The reason.
-        reason: &'static str,
-    },
+    /// The server cannot be reached by its URL, its key or its certificates.
+    #[error(transparent)]
+    Target(#[from] TargetError),
     /// A setting out of range.
     #[error("{0}")]
     Config(&'static str),

@@ -8,15 +8,14 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
+use octavo_http_client::{Connection, EventReader, Target};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::arrivals::arrivals;
-use super::client::{Connection, Target};
 use super::dataset::{Prompt, Sample};
 use super::prompt;
 use super::report::{Report, RequestRecord};
-use super::sse::EventReader;
 use super::{Endpoint, LoadConfig, LoadError};
 use crate::ProcessUsage;
 
@@ -31,7 +30,7 @@ pub async fn run(config: &LoadConfig) -> Result<Report, LoadError> {
 /// Does the same as [`run`] and counts completed requests in `done`.
 pub async fn run_watched(config: &LoadConfig, done: Arc<AtomicUsize>) -> Result<Report, LoadError> {
     check(config)?;
-    let target = Target::new(&config.base_url, config.api_key.as_deref())?;
+    let target = Target::new(&config.base_url, config.api_key.as_deref(), &config.certificates)?;
     let call = Call {
         path: config.path.clone().unwrap_or_else(|| config.endpoint.path().to_owned()),
         headers: config.headers.clone(),

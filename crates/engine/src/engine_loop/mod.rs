@@ -8,6 +8,8 @@
 #[cfg(test)]
 mod command_tests;
 #[cfg(test)]
+mod draft_tests;
+#[cfg(test)]
 mod image_tests;
 #[cfg(test)]
 mod properties;
@@ -104,7 +106,8 @@ impl EngineLoop {
         metrics: EngineMetrics,
         kv_events: Option<Box<dyn KvEventSink>>,
     ) -> Self {
-        let depth = executor.max_in_flight().clamp(1, 2);
+        // The number of tokens that a step with drafts gives is not known before it is back.
+        let depth = if config.speculation.is_some() { 1 } else { executor.max_in_flight().clamp(1, 2) };
         let wakers = Vec::with_capacity(config.max_num_seqs);
         let clock = executor.step_cost().map(|cost| StepClock::new(cost, config.max_step));
         let adapter_slots = executor.adapter_slots();
@@ -370,21 +373,26 @@ impl EngineLoop {
             let (own, others) = rest.split_at(share.rows.vectors * width);
             rest = others;
             self.take_scores(share, drawn.by_ref().take(share.rows.scores));
-            let token = if share.rows.draws > 0 { drawn.next() } else { None };
             if let Some(sequence) = self.scheduler.sequence_mut(share.key)
                 && !own.is_empty()
             {
                 sequence.keep_vectors(share.first, own, width);
             }
-            let Some(prompt_tokens) = self.scheduler.retire(share) else { continue };
-            stats.prompt_tokens += prompt_tokens as u64;
-            match token {
-                Some(token) => {
+            let draws = share.rows.draws;
+            let accepted = self.scheduler.accepted(share, drawn.as_slice()[..draws].iter().map(|token| token.id));
+            let alive = self.scheduler.retire(share, accepted);
+            stats.prompt_tokens += alive.unwrap_or(0) as u64;
+            for (number, token) in drawn.by_ref().take(draws).enumerate() {
+                if number <= accepted && self.take_token(share.key, token, at, number == 0) {
                     stats.generated_tokens += 1;
-                    self.take_token(share.key, token, at);
                 }
-                None if share.rows.completes => self.take_answer(share.key, at),
-                None => {}
+            }
+            if draws > 1 && alive.is_some() {
+                self.metrics.verified(share.rows.drafts(), accepted);
+                self.scheduler.commit(share);
+            }
+            if draws == 0 && share.rows.completes {
+                self.take_answer(share.key, at);
             }
         }
         drop(drawn);
@@ -418,9 +426,10 @@ impl EngineLoop {
         self.end(key, Ending { embedding, answered: true, ..Ending::default() }, reason, now);
     }
 
-    /// Appends the sampled token to a sequence and ends the sequence if it was the last token.
-    fn take_token(&mut self, key: SequenceKey, token: TokenOutput, now: Instant) {
-        let Some(sequence) = self.scheduler.sequence_mut(key) else { return };
+    /// Appends a drawn token to a sequence and ends the sequence if it was the last token. Only the `first` token of a step
+    /// follows the one before after a gap. Returns `false` if the sequence has ended before.
+    fn take_token(&mut self, key: SequenceKey, token: TokenOutput, now: Instant, first: bool) -> bool {
+        let Some(sequence) = self.scheduler.sequence_mut(key) else { return false };
         if let Some(constraint) = &mut sequence.constraint
             && !constraint.accept(token.id)
         {
@@ -429,11 +438,15 @@ impl EngineLoop {
             } else {
                 FinishReason::Error(format!("the grammar does not allow token {}, which was drawn", token.id).into())
             };
-            return self.end(key, Ending::default(), reason, now);
+            self.end(key, Ending::default(), reason, now);
+            return true;
         }
         sequence.history.output.push(token.id);
-        let (prompt, cached) = (sequence.prompt_len() as u64, u64::from(sequence.cached_tokens));
-        sequence.timeline.on_token(now, prompt, cached, &self.metrics);
+        self.metrics.generated(1);
+        if first {
+            let (prompt, cached) = (sequence.prompt_len() as u64, u64::from(sequence.cached_tokens));
+            sequence.timeline.on_answer(now, prompt, cached, &self.metrics);
+        }
         let repeats = sequence.repeats();
         let reason = stop_reason(&sequence.params, token.id, sequence.full());
         match reason.or(repeats.then_some(FinishReason::Repetition)) {
@@ -446,6 +459,7 @@ impl EngineLoop {
                 self.wakers.extend(sequence.sender.send(token, first, times));
             }
         }
+        true
     }
 
     /// Ends a sequence and sends its one terminal event.

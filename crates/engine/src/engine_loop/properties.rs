@@ -15,7 +15,7 @@ use crate::mock::{FailurePoint, MockConfig, MockExecutor, MockFailure};
 use crate::{
     Adapter, BlockHash, ClientId, Constraint, EngineConfig, FinishReason, ImageHash, ImageInput, ImageSpan, KvEvent,
     KvEventSink, Logprobs, Pooling, PromptImage, RepetitionDetection, Request, RequestStream, SamplingParams,
-    SchedulingPolicy, Task,
+    SchedulingPolicy, Speculation, Task,
 };
 
 const MAX_LEN: usize = 40;
@@ -219,12 +219,18 @@ fn config() -> impl Strategy<Value = EngineConfig> {
     let chunks = prop_oneof![3 => Just(true), 1 => Just(false)];
     let policy = prop::sample::select(vec![SchedulingPolicy::Fcfs, SchedulingPolicy::Priority, SchedulingPolicy::Fair]);
     let max_step = prop::option::of((1..200_000u64).prop_map(Duration::from_nanos));
-    let budgets = (1..50usize, MOST_ROWS..30);
+    let speculation = (1..6usize, 1..3usize, 0..3usize).prop_map(|(tokens, lookup_min, more)| Speculation {
+        tokens,
+        lookup_min,
+        lookup_max: lookup_min + more,
+    });
+    let budgets = (1..50usize, MOST_ROWS..30, prop::option::of(speculation));
     (1..6usize, budgets, chunks, any::<bool>(), (policy, max_step), 0..9usize).prop_map(
         |(max_num_seqs, budgets, enable_chunked_prefill, enable_prefix_caching, (policy, max_step), threshold)| {
-            let (budget, max_num_encoder_tokens) = budgets;
+            let (budget, max_num_encoder_tokens, speculation) = budgets;
             EngineConfig {
                 max_num_encoder_tokens,
+                speculation,
                 max_model_len: MAX_LEN,
                 max_num_seqs,
                 max_num_batched_tokens: if enable_chunked_prefill { budget } else { MAX_LEN + budget },

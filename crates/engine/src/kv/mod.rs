@@ -312,6 +312,22 @@ impl KvCache {
         true
     }
 
+    /// Returns whether a sequence can be extended to `tokens` tokens and at least `spare` blocks of each group stay free.
+    pub(crate) fn has_room(&self, kv: &SequenceKv, tokens: usize, spare: usize) -> bool {
+        let missing = self.missing(kv, tokens);
+        self.pools.iter().all(|pool| pool.free() >= missing + spare)
+    }
+
+    /// Releases the blocks of a sequence after those of its first `tokens` tokens.
+    pub(crate) fn shrink(&mut self, kv: &mut SequenceKv, tokens: usize) {
+        let blocks = self.layout.blocks_for(tokens);
+        for (pool, table) in self.pools.iter_mut().zip(&mut kv.tables) {
+            table.drain(blocks.min(table.len())..).rev().for_each(|id| pool.release(id));
+        }
+        self.gains += 1;
+        kv.told = kv.told.min(blocks);
+    }
+
     /// Indexes the blocks of the first `tokens` tokens, which the step being planned completes, so that later steps can
     /// use them. The block that it leaves unfinished is indexed too if its tokens are known: others wait for it.
     pub(crate) fn publish(&mut self, kv: &mut SequenceKv, history: &TokenHistory, tokens: usize) {

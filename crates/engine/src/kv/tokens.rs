@@ -20,6 +20,14 @@ impl TokenHistory {
         self.prompt.len() + self.output.len()
     }
 
+    /// Returns the token at a position.
+    pub(crate) fn token(&self, position: usize) -> u32 {
+        match position.checked_sub(self.prompt.len()) {
+            None => self.prompt[position],
+            Some(index) => self.output[index],
+        }
+    }
+
     /// Returns the tokens at `positions`, which may span the prompt's end.
     pub(crate) fn span(&self, positions: Range<usize>) -> TokenSpan<'_> {
         let border = self.prompt.len();

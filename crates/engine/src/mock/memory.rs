@@ -73,6 +73,13 @@ pub(super) struct Occupant {
     adapter: Option<(AdapterSlot, u64)>,
 }
 
+impl Occupant {
+    /// Returns the token at a position, unless it was a draft and has been forgotten.
+    pub(super) fn token(&self, position: usize) -> Option<u32> {
+        self.tokens.get(position).copied()
+    }
+}
+
 /// The blocks of every KV group, and the seats.
 pub(super) struct Memory {
     block_size: usize,
@@ -161,6 +168,15 @@ impl Memory {
         table.truncate(start as usize);
         table.extend_from_slice(blocks);
         Ok(())
+    }
+
+    /// Forgets the tokens of a seat from a position on, which were drafts that were not drawn.
+    pub(super) fn forget(&mut self, drafts: Option<(Seat, usize)>) {
+        let Some((seat, position)) = drafts else { return };
+        if let Some(occupant) = self.seats.get_mut(seat as usize).and_then(Option::as_mut) {
+            occupant.tokens.truncate(position);
+            occupant.contents.truncate(position);
+        }
     }
 
     /// Checks that a step which ends at a position cuts no image.

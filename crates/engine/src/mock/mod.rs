@@ -376,6 +376,8 @@ impl Executor for MockExecutor {
         newest.sampled = true;
         self.drawn.clear();
         let mut spare = masks.bits.chunks_exact(masks.words.max(1));
+        // The token that the row before drew, if it counts, and the first draft of a seat that does not.
+        let (mut before, mut failed) = (None, None);
         for row in &newest.plan.rows {
             let seat = newest.plan.sequence(row).map_or(0, |sequence| sequence.seat);
             let constrained = row.kind.draws() && self.memory.occupant(seat).map_err(broken)?.constrained;
@@ -383,11 +385,23 @@ impl Executor for MockExecutor {
             if constrained && mask.is_none() {
                 return Err(broken(format!("step {step} lacks a mask")));
             }
+            if row.kind != RowKind::Verify {
+                self.memory.forget(failed.take());
+            }
             match output(&self.config, &self.memory, &newest.plan, row, mask).map_err(broken)? {
-                RowOutput::Token(token) => newest.tokens.push(token),
+                RowOutput::Token(token) => {
+                    let draft = self.memory.occupant(seat).map_err(broken)?.token(row.position as usize);
+                    if row.kind == RowKind::Verify && draft != before {
+                        (before, failed) = (None, failed.or(Some((seat, row.position as usize))));
+                    } else {
+                        before = Some(token.id);
+                    }
+                    newest.tokens.push(token);
+                }
                 RowOutput::Vector(vector) => newest.vectors.extend(vector),
             }
         }
+        self.memory.forget(failed);
         self.drawn.extend(newest.tokens.iter().map(|token| token.id));
         self.spare_masks = masks;
         Ok(())

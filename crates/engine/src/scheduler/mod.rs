@@ -13,6 +13,7 @@ mod admit_tests;
 mod bound_tests;
 mod check;
 mod clients;
+mod draft;
 mod queue;
 #[cfg(test)]
 mod sharing_tests;
@@ -24,6 +25,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::clock::StepClock;
+use crate::draft::Drafter;
 use crate::image::ImageCache;
 use crate::inbox::RequestId;
 use crate::kv::{KvCache, KvLayout};
@@ -103,8 +105,12 @@ struct Budget {
     tokens: usize,
     /// Number of rows that may still be scored.
     scores: usize,
+    /// Number of drafts that may still be verified.
+    drafts: usize,
     /// Seconds; infinite if the step is not bounded in time.
     seconds: f64,
+    /// Time that a token takes if every running sequence draws one, once it has been estimated.
+    token_seconds: Option<f64>,
     /// Number of blocks that running sequences still need for the tokens that they have, once it has been counted.
     reserved: Option<usize>,
 }
@@ -112,13 +118,15 @@ struct Budget {
 impl Budget {
     fn take(&mut self, share: &Share) {
         self.tokens -= share.tokens;
-        self.scores -= share.rows.scores;
+        self.scores -= share.rows.scores + share.rows.drafts();
+        self.drafts -= share.rows.drafts();
         self.seconds -= share.seconds;
     }
 
     fn give_back(&mut self, share: &Share) {
         self.tokens += share.tokens;
-        self.scores += share.rows.scores;
+        self.scores += share.rows.scores + share.rows.drafts();
+        self.drafts += share.rows.drafts();
         self.seconds += share.seconds;
     }
 }
@@ -259,6 +267,11 @@ impl Scheduler {
     pub(crate) fn enqueue(&mut self, mut sequence: Sequence) {
         // It has waited since before the latest step, so it comes before those that were in that step.
         sequence.served = self.step.saturating_sub(1);
+        if let Some(settings) = self.config.speculation
+            && sequence.may_draft()
+        {
+            sequence.drafter = Some(Box::new(Drafter::new(settings)));
+        }
         if self.fair() {
             self.clients.enter(sequence.client);
         }
@@ -354,6 +367,9 @@ impl Scheduler {
         let mut budget = Budget {
             tokens: self.config.max_num_batched_tokens,
             scores: self.scored_rows,
+            // The rest is left for prompts that are scored.
+            drafts: self.scored_rows / 2,
+            token_seconds: None,
             seconds: clock.map_or(f64::INFINITY, StepClock::for_shares),
             reserved: None,
         };
@@ -511,6 +527,7 @@ impl Scheduler {
         if !self.sequences.get(key).is_some_and(runs) || !self.catch_up(key) {
             return;
         }
+        self.draft(key, budget, clock);
         let Some(sequence) = self.sequences.get(key) else { return };
         let first = sequence.submitted;
         let limit = sequence.wanted().min(budget.tokens);
@@ -629,16 +646,26 @@ impl Scheduler {
         readers
     }
 
-    /// Records that the tokens of a share are in memory. Returns the number of prompt tokens among them, or `None` if the
-    /// sequence has ended. The caller appends the drawn token and ends a sequence whose result is no token.
-    pub(crate) fn retire(&mut self, share: &Share) -> Option<usize> {
+    /// Records that the tokens of a share are in memory, without the drafts after the first `accepted`. Returns the number
+    /// of prompt tokens among them, or `None` if the sequence has ended. The caller appends the drawn tokens and ends a
+    /// sequence whose result is no token.
+    pub(crate) fn retire(&mut self, share: &Share, accepted: usize) -> Option<usize> {
         let sequence = self.sequences.get_mut(share.key)?;
         if sequence.preemptions == share.preemptions {
-            sequence.retired = share.end();
-            self.kv.commit(&mut sequence.kv, &sequence.history, sequence.retired);
+            sequence.retired = share.end() - (share.rows.drafts() - accepted);
+            if sequence.retired < share.end() {
+                sequence.submitted = sequence.retired;
+                self.kv.shrink(&mut sequence.kv, sequence.retired);
+            }
+            // Accepted drafts are not known yet; see `commit`.
+            let known = sequence.retired.min(sequence.history.len());
+            self.kv.commit(&mut sequence.kv, &sequence.history, known);
         }
         if share.rows.completes {
             sequence.pending -= 1;
+        }
+        if let Some(drafter) = &mut sequence.drafter {
+            drafter.verified(accepted);
         }
         Some(share.end().min(sequence.prompt_len()).saturating_sub(share.first))
     }

@@ -86,7 +86,7 @@ impl Rig {
     /// Completes the step. Sampled sequences get token 7.
     pub(super) fn retire(&mut self, record: &StepRecord) {
         for share in &record.shares {
-            if self.scheduler.retire(share).is_some() && share.rows.draws > 0 {
+            if self.scheduler.retire(share, 0).is_some() && share.rows.draws > 0 {
                 let sequence = self.scheduler.sequence_mut(share.key).unwrap();
                 sequence.history.output.push(7);
                 if sequence.full() {

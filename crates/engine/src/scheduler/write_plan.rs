@@ -1,5 +1,7 @@
 //! Conversion of the chosen shares into the flat arrays of a [`StepPlan`].
 
+use std::iter::repeat;
+
 use super::{Scheduler, Share, StepRecord};
 use crate::sequence::{Residence, Sequence};
 use crate::{InputToken, Joined, PlannedRow, PlannedSequence, RowKind, Seat, StepId, StepPlan, TableChange};
@@ -42,6 +44,9 @@ impl Scheduler {
             });
             write_tokens(plan, sequence, first, end);
             write_tables(plan, sequence, seat);
+            if let Some(drafter) = &mut sequence.drafter {
+                drafter.truncate(share.rows.drafts());
+            }
             record.shares.push(*share);
             sequence.submitted = end;
             sequence.served = step;
@@ -87,17 +92,21 @@ fn write_rows(plan: &mut StepPlan, sequence: &Sequence, share: &Share) {
     let scores = sequence.scores.until(end);
     debug_assert_eq!(scores.len(), share.rows.scores);
     plan.rows.extend(scores.map(|position| row(position, RowKind::Score)));
-    plan.rows.extend((end - share.rows.draws..end).map(|position| row(position, RowKind::Draw)));
+    let drawing = (end - share.rows.draws..end).zip(std::iter::once(RowKind::Draw).chain(repeat(RowKind::Verify)));
+    plan.rows.extend(drawing.map(|(position, kind)| row(position, kind)));
     plan.rows.extend((end - share.rows.vectors..end).map(|position| row(position, RowKind::Pool)));
 }
 
-/// Writes the tokens at `first..end`. At most one lies beyond the known ones: the token that the step in flight
-/// samples.
+/// Writes the tokens at `first..end`. Beyond the known ones lies at most the token that the step in flight draws, or
+/// drafts.
 fn write_tokens(plan: &mut StepPlan, sequence: &Sequence, first: usize, end: usize) {
     let known = sequence.history.len();
-    debug_assert!(end <= known || (end == known + 1 && sequence.pending == 1));
     plan.tokens.extend(sequence.history.span(first.min(known)..end.min(known)).iter().map(InputToken::Id));
-    if end > known {
-        plan.tokens.push(InputToken::Drawn { row: sequence.drawn_row });
+    let beyond = end.saturating_sub(known);
+    if sequence.pending > 0 {
+        debug_assert!(beyond <= 1 && sequence.pending == 1, "a token that nobody draws");
+        plan.tokens.extend((0..beyond).map(|_| InputToken::Drawn { row: sequence.drawn_row }));
+    } else {
+        plan.tokens.extend(sequence.drafts()[..beyond].iter().copied().map(InputToken::Id));
     }
 }

@@ -11,14 +11,12 @@ use http_body_util::{BodyExt, Empty};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use octavo_http_client::{AuthoritiesError, Certificates};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
-use tokio_rustls::rustls::crypto::ring;
-use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
-use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+use tokio_rustls::rustls::pki_types::ServerName;
 use url::{Host, Url};
 
 use super::address::is_public;
@@ -94,18 +92,12 @@ impl std::fmt::Debug for Client {
 
 impl Client {
     pub(super) fn new(settings: &FetchSettings, resolver: Arc<dyn Resolver>) -> Result<Self, SettingsError> {
-        let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
-        let mut file = String::new();
-        if let Some(path) = &settings.authorities {
-            file = path.display().to_string();
-            roots = authorities(path).map_err(|reason| SettingsError::Authorities { path: file.clone(), reason })?;
-        }
-        let bad =
-            |error: tokio_rustls::rustls::Error| SettingsError::Authorities { path: file, reason: error.to_string() };
-        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
-        let config = config.with_safe_default_protocol_versions().map_err(bad)?;
-        let config = config.with_root_certificates(roots).with_no_client_auth();
-        Ok(Self { tls: TlsConnector::from(Arc::new(config)), resolver })
+        let certificates = settings.authorities.clone().map_or(Certificates::Trusted, Certificates::IssuedBy);
+        let unusable = |AuthoritiesError { path, reason }| {
+            let path = path.display().to_string();
+            SettingsError::Authorities { path, reason }
+        };
+        Ok(Self { tls: certificates.connector().map_err(unusable)?, resolver })
     }
 
     /// Fetches a URL and follows redirects.
@@ -137,14 +129,6 @@ impl Client {
         let stream = attempt.in_time(async { self.tls.connect(name, stream).await.map_err(passing) }).await?;
         exchange(stream, url, attempt).await
     }
-}
-
-fn authorities(path: &std::path::Path) -> Result<RootCertStore, String> {
-    let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_file_iter(path).map_err(|error| error.to_string())? {
-        roots.add(certificate.map_err(|error| error.to_string())?).map_err(|error| error.to_string())?;
-    }
-    if roots.is_empty() { Err("it holds no certificate".to_owned()) } else { Ok(roots) }
 }
 
 /// The error of a URL that cannot be used.

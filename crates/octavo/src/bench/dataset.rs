@@ -7,9 +7,8 @@ use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
 use http::Method;
 use http_body_util::{BodyExt, Limited};
-use octavo_bench::load::{
-    self, Connection, Endpoint, Exchange, Lengths, Prompt, Sample, Target, WORDS, random_words, text_of_length,
-};
+use octavo_bench::load::{self, Endpoint, Exchange, Lengths, Prompt, Sample, WORDS, random_words, text_of_length};
+use octavo_http_client::{Connection, Target};
 use octavo_text::{ChatTemplate, ContentFormat, TemplateInput, Tokenizer, normalize_messages};
 use serde_json::{Map, Value, json};
 use tracing::info;
@@ -52,7 +51,7 @@ pub(super) async fn samples(
     let seed = (!args.disable_shuffle).then_some(args.seed);
     let mut counter = match tokenizer {
         Some(tokenizer) => Counter::Local(Box::new(tokenizer)),
-        None => Counter::Server { connection: Connection::new(target.clone()), model: model.to_owned() },
+        None => Counter::Server { connection: Box::new(Connection::new(target.clone())), model: model.to_owned() },
     };
     let mut samples = match args.dataset_name {
         Dataset::ShareGpt => sharegpt(args, load::sharegpt(&file, seed).with_context(named)?, &mut counter).await?,
@@ -156,7 +155,7 @@ fn prefix_ids(ordinary: &[u32], args: &DatasetArgs) -> Vec<u32> {
 /// Measures texts in tokens.
 enum Counter {
     Local(Box<Local>),
-    Server { connection: Connection, model: String },
+    Server { connection: Box<Connection>, model: String },
 }
 
 impl Counter {
@@ -263,6 +262,8 @@ impl Local {
 
 #[cfg(test)]
 mod tests {
+    use octavo_http_client::Certificates;
+
     use super::*;
     use crate::cli::{self, BenchArgs, BenchCommand, Command};
 
@@ -289,7 +290,7 @@ mod tests {
 
     async fn all(line: &str, endpoint: Endpoint) -> Result<Vec<Sample>> {
         // Nobody listens there.
-        let target = Target::new("http://127.0.0.1:1", None).unwrap();
+        let target = Target::new("http://127.0.0.1:1", None, &Certificates::Trusted).unwrap();
         samples(&args(line), &target, "m", endpoint).await
     }
 

@@ -6,14 +6,15 @@ use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail};
-use octavo_bench::load::{Endpoint, Goodput, LoadConfig, RampUp, Report, Target, run_watched};
+use octavo_bench::load::{Endpoint, Goodput, LoadConfig, RampUp, Report, run_watched};
+use octavo_http_client::Target;
 use serde_json::{Map, Value, json};
 use tracing::{info, warn};
 
 use super::bar::watched;
 use super::{dataset, write_json, write_plot};
 use crate::cli::{BenchServeArgs, BodyArgs, Dataset, TrafficArgs};
-use crate::client::Client;
+use crate::client::{Client, certificates};
 
 /// Interval of attempts to reach a server that is not ready.
 const READY_INTERVAL: Duration = Duration::from_millis(200);
@@ -103,7 +104,7 @@ async fn serve(args: &BenchServeArgs) -> Result<(Report, LoadConfig)> {
         }
     };
     let mut config = config(args, base_url, model)?;
-    let server = Target::new(&config.base_url, config.api_key.as_deref())?;
+    let server = Target::new(&config.base_url, config.api_key.as_deref(), &config.certificates)?;
     let samples = dataset::samples(&args.dataset, &server, &config.model, config.endpoint).await?;
     (config.requests, config.samples) = (samples.len(), samples.into());
     info!("sending {} requests to {}", config.requests, config.base_url);
@@ -113,9 +114,10 @@ async fn serve(args: &BenchServeArgs) -> Result<(Report, LoadConfig)> {
 
 /// The first model of the server, which is awaited until it is ready.
 async fn first_model(args: &BenchServeArgs, base_url: &str) -> Result<String> {
+    let (url, certificates) = (format!("{base_url}/v1"), certificates(args.target.insecure));
     let deadline = Instant::now() + Duration::from_secs(args.target.ready_check_timeout_sec);
     loop {
-        match Client::connect(&format!("{base_url}/v1"), args.target.api_key.as_deref(), None).await {
+        match Client::connect(&url, args.target.api_key.as_deref(), &certificates, None).await {
             Ok(client) => return Ok(client.model().to_owned()),
             Err(error) if Instant::now() >= deadline => return Err(error),
             Err(_) => tokio::time::sleep(READY_INTERVAL).await,
@@ -131,6 +133,7 @@ fn config(args: &BenchServeArgs, base_url: String, model: String) -> Result<Load
     }
     Ok(LoadConfig {
         base_url,
+        certificates: certificates(target.insecure),
         endpoint: target.endpoint(),
         path: target.endpoint.clone(),
         model,

@@ -89,6 +89,13 @@ pub(crate) struct ServerArgs {
     /// API key of the server.
     #[arg(long, env = "OPENAI_API_KEY", hide_env_values = true, value_name = "KEY")]
     pub(crate) api_key: Option<String>,
+
+    /// Accept any certificate of an https:// server, as curl does with this flag.
+    ///
+    /// Without it, the certificate must be one of a public authority, or of an authority in the PEM file that the variable
+    /// SSL_CERT_FILE names.
+    #[arg(long)]
+    pub(crate) insecure: bool,
 }
 
 /// Parameters of every request. What is left out is left to the model's defaults.
@@ -163,4 +170,11 @@ pub(crate) struct PsArgs {
     /// API key of the server.
     #[arg(long, env = "OPENAI_API_KEY", hide_env_values = true, value_name = "KEY")]
     pub(crate) api_key: Option<String>,
+
+    /// Accept any certificate of an https:// server, as curl does with this flag.
+    ///
+    /// Without it, the certificate must be one of a public authority, or of an authority in the PEM file that the variable
+    /// SSL_CERT_FILE names.
+    #[arg(long)]
+    pub(crate) insecure: bool,
 }

@@ -219,6 +219,13 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_parser = values::json_object, value_name = "JSON")]
     pub(crate) kv_events_config: Option<JsonObject>,
 
+    /// Draft tokens and verify several of them in one step, where that pays. Answers stay the same.
+    ///
+    /// Keys: method (ngram), num_speculative_tokens, prompt_lookup_min and prompt_lookup_max, the lengths of the n-grams
+    /// that are looked up in the prompt and the output.
+    #[arg(long, value_parser = values::json_object, value_name = "JSON")]
+    pub(crate) speculative_config: Option<JsonObject>,
+
     /// Number of tokens in a KV-cache block.
     #[arg(long, value_parser = values::count, value_name = "TOKENS")]
     pub(crate) block_size: Option<usize>,

@@ -245,7 +245,7 @@ fn unserved_flags_warn_or_refuse() {
         vec!["--cudagraph-capture-sizes", "1", "2"],
         vec!["--guided-decoding-backend", "xgrammar"],
         vec!["--distributed-executor-backend", "ray"],
-        vec!["--speculative-config.method", "ngram"],
+        vec!["--spec-method", "ngram"],
     ] {
         assert_eq!(check(&line).unwrap().len(), 1, "{line:?}");
     }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
-use octavo_bench::load::{Connection, EventReader, Target};
+use octavo_http_client::{Certificates, Connection, EventReader, Target};
 use serde_json::Value;
 use tower::ServiceExt;
 
@@ -21,10 +21,17 @@ pub(crate) struct Client {
 }
 
 enum Route {
-    /// Its paths follow the URL's.
-    Remote { url: String, api_key: Option<String>, connection: Connection },
+    Remote(Box<Remote>),
     /// Its paths begin with `/v1`.
     Local(Router),
+}
+
+struct Remote {
+    url: String,
+    /// The server itself, without the path of its API.
+    root: Target,
+    /// Its paths follow those of the URL.
+    connection: Connection,
 }
 
 /// A piece of an answer.
@@ -37,12 +44,17 @@ pub(crate) enum Piece<'a> {
 }
 
 impl Client {
-    /// The server at `url`, asked for `model` or for its first one.
+    /// The server at `url`, asked for `model` or for its first one. An encrypted one has one of the `certificates`.
     ///
     /// # Errors
     /// The URL cannot be used, or nobody answers there.
-    pub(crate) async fn connect(url: &str, api_key: Option<&str>, model: Option<&str>) -> Result<Self> {
-        let mut client = Self { model: model.unwrap_or_default().to_owned(), ..Self::at(url, api_key)? };
+    pub(crate) async fn connect(
+        url: &str,
+        api_key: Option<&str>,
+        certificates: &Certificates,
+        model: Option<&str>,
+    ) -> Result<Self> {
+        let mut client = Self { model: model.unwrap_or_default().to_owned(), ..Self::at(url, api_key, certificates)? };
         if model.is_none() {
             let models: Value = serde_json::from_slice(&client.whole(Method::GET, "/models").await?)?;
             let first = models["data"][0]["id"].as_str();
@@ -55,10 +67,11 @@ impl Client {
     ///
     /// # Errors
     /// The URL cannot be used.
-    pub(crate) fn at(url: &str, api_key: Option<&str>) -> Result<Self> {
-        let connection = Connection::new(Target::new(&with_path(url), api_key)?);
-        let route = Route::Remote { url: url.to_owned(), api_key: api_key.map(str::to_owned), connection };
-        Ok(Self { route, model: String::new() })
+    pub(crate) fn at(url: &str, api_key: Option<&str>, certificates: &Certificates) -> Result<Self> {
+        let connection = Connection::new(Target::new(&with_path(url), api_key, certificates)?);
+        let root = Target::new(root_of(url), api_key, certificates)?;
+        let remote = Remote { url: url.to_owned(), root, connection };
+        Ok(Self { route: Route::Remote(Box::new(remote)), model: String::new() })
     }
 
     /// The server of this process.
@@ -73,8 +86,8 @@ impl Client {
 
     /// Forgets a connection whose answer is not wanted any more: the server then stops as well.
     pub(crate) fn disconnect(&mut self) {
-        if let Route::Remote { connection, .. } = &mut self.route {
-            connection.close();
+        if let Route::Remote(remote) = &mut self.route {
+            remote.connection.close();
         }
     }
 
@@ -113,8 +126,9 @@ impl Client {
     /// Nobody answers, or the server refuses.
     pub(crate) async fn get(&mut self, path: &str) -> Result<Bytes> {
         let response = match &self.route {
-            Route::Remote { url, api_key, .. } => {
-                let mut connection = Connection::new(Target::new(root_of(url), api_key.as_deref())?);
+            Route::Remote(remote) => {
+                let Remote { url, root, .. } = &**remote;
+                let mut connection = Connection::new(root.clone());
                 let request = connection.target().request(Method::GET, path, Bytes::new())?;
                 let response = connection.send(request).await;
                 response.map(|response| response.map(Body::new)).with_context(|| format!("{url} does not answer"))?
@@ -133,7 +147,8 @@ impl Client {
     /// Sends a request; an answer without success is an error.
     async fn send(&mut self, method: Method, path: &str, body: Bytes) -> Result<Body> {
         let response = match &mut self.route {
-            Route::Remote { url, connection, .. } => {
+            Route::Remote(remote) => {
+                let Remote { url, connection, .. } = &mut **remote;
                 let request = connection.target().request(method, path, body)?;
                 let response = connection.send(request).await;
                 response.map(|response| response.map(Body::new)).with_context(|| format!("{url} does not answer"))?

@@ -12,6 +12,7 @@ mod terminal;
 use std::path::Path;
 
 use anyhow::{Result, anyhow, bail};
+use octavo_http_client::Certificates;
 
 use crate::cli::{ChatArgs, CompleteArgs, ComposeArgs, DEFAULT_MODEL, RequestArgs, RunArgs, ServerArgs};
 pub(crate) use crate::client::connection::Client;
@@ -97,7 +98,9 @@ fn with_server(
     init_logging(compose)?;
     let url = args.url.as_deref().unwrap_or(DEFAULT_URL);
     block_on(async {
-        let client = Client::connect(url, args.api_key.as_deref(), args.model_name.as_deref()).await;
+        let client =
+            Client::connect(url, args.api_key.as_deref(), &certificates(args.insecure), args.model_name.as_deref())
+                .await;
         let client = client.map_err(|error| match args.url {
             Some(_) => error,
             None => anyhow!(
@@ -107,6 +110,11 @@ fn with_server(
         })?;
         conversation(client).await
     })
+}
+
+/// The certificates that an encrypted server may have.
+pub(crate) fn certificates(insecure: bool) -> Certificates {
+    if insecure { Certificates::Any } else { Certificates::from_environment() }
 }
 
 /// Only warnings are shown between the messages, unless the environment asks for more.

@@ -6,8 +6,8 @@ use anyhow::{Context, Result, anyhow, bail};
 use serde_json::Value;
 
 use crate::cli::PsArgs;
-use crate::client::block_on;
 use crate::client::connection::{Client, root_of};
+use crate::client::{block_on, certificates};
 use crate::table::aligned;
 
 /// Longest that the server may take to answer.
@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) fn ps(args: &PsArgs) -> Result<()> {
     octavo_telemetry::init_logging(&octavo_telemetry::LogConfig::default())?;
     let answers = block_on(async {
-        let mut client = Client::at(&args.url, args.api_key.as_deref())?;
+        let mut client = Client::at(&args.url, args.api_key.as_deref(), &certificates(args.insecure))?;
         let ask = async {
             let models = client.get("/v1/models").await?;
             let metrics = client.get("/metrics").await?;

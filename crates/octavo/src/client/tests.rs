@@ -9,6 +9,7 @@ use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use futures::{StreamExt, stream};
 use http::{HeaderMap, StatusCode};
+use octavo_http_client::Certificates;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
@@ -239,7 +240,11 @@ async fn an_interrupt_stops_the_answer_and_not_the_program() {
 async fn the_models_defaults_are_found_beside_the_api() {
     let url = listen(server(&Asked::default())).await;
     for url in [url.as_str(), root_of(&url)] {
-        let info = Client::at(url, None).unwrap().get("/server_info?config_format=json").await.unwrap();
+        let info = Client::at(url, None, &Certificates::Trusted)
+            .unwrap()
+            .get("/server_info?config_format=json")
+            .await
+            .unwrap();
         let info: Value = serde_json::from_slice(&info).unwrap();
         assert_eq!(info["vllm_config"]["sampling_defaults"], json!({"temperature": 0.2}));
     }
@@ -249,7 +254,7 @@ async fn the_models_defaults_are_found_beside_the_api() {
 async fn a_remote_server_is_asked_for_its_first_model() {
     let asked = Asked::default();
     let url = listen(server(&asked)).await;
-    let mut client = Client::connect(&url, Some("key"), None).await.unwrap();
+    let mut client = Client::connect(&url, Some("key"), &Certificates::Trusted, None).await.unwrap();
     assert_eq!(client.model(), "first");
     let mut text = String::new();
     let request = json!({"prompt": "x"});
@@ -266,15 +271,18 @@ async fn a_remote_server_is_asked_for_its_first_model() {
 #[tokio::test]
 async fn what_goes_wrong_is_a_sentence() {
     let url = listen(server(&Asked::default())).await;
-    let connect = async |url: &str, model| format!("{:#}", Client::connect(url, None, model).await.err().unwrap());
+    let connect = async |url: &str, model| {
+        let error = Client::connect(url, None, &Certificates::Trusted, model).await.err().unwrap();
+        format!("{error:#}")
+    };
     let error = connect(&url, None).await;
     assert_eq!(error, "the server answered 401 Unauthorized: Unauthorized; give the key with --api-key");
     let error = connect(&url.replace("/v1", "/v2"), None).await;
     assert!(error.contains("404") && error.contains("with /v1 at its end"), "{error}");
     let error = connect("http://127.0.0.1:1/v1", None).await;
     assert!(error.starts_with("http://127.0.0.1:1/v1 does not answer: connecting failed"), "{error}");
-    let error = connect("https://127.0.0.1:1/v1", Some("m")).await;
-    assert!(error.contains("must start with http://"), "{error}");
+    let error = connect("ftp://127.0.0.1:1/v1", Some("m")).await;
+    assert!(error.contains("must start with http:// or https://"), "{error}");
 }
 
 #[tokio::test]

@@ -13,6 +13,7 @@ pub(crate) mod model;
 mod parsers;
 mod quantised;
 pub(crate) mod settings;
+mod speculation;
 mod stand_in;
 mod vectors;
 mod watchdog;
@@ -263,7 +264,9 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     let (publisher, sink) = settings.kv_events.as_ref().map(publish).transpose()?.unzip();
     server_config.kv_event_sources.extend(settings.kv_events.as_ref().map(|config| event_source(config, block_size)));
     let adapters = adapters::start(&args.adapters, settings, &model)?;
-    let engine = Engine::spawn_with_events(Box::new(runner), engine_config, telemetry.engine(), sink)?;
+    let drafts = engine_config.speculation.map(|speculation| speculation.tokens);
+    let engine_metrics = drafts.map_or_else(|| telemetry.engine(), |drafts| telemetry.speculating_engine(drafts));
+    let engine = Engine::spawn_with_events(Box::new(runner), engine_config, engine_metrics, sink)?;
     let server = Server::new(engine.handle(), model.text, telemetry.clone(), server_config, adapters);
     let (vocab_size, max_model_len) = (model.program.vocab_size, plan.max_model_len);
     Ok(Composed {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use octavo_engine::EngineConfig;
+use octavo_engine::{EngineConfig, Speculation};
 use octavo_kv_events::KvEventsConfig;
 use octavo_media::MediaSettings;
 use octavo_server::{
@@ -20,7 +20,7 @@ use crate::serve::device::StepLimits;
 use crate::serve::keys::KeysFile;
 use crate::serve::model::LoadedModel;
 use crate::serve::parsers::{Choice, ParserFlags};
-use crate::serve::{images, kv_events, vectors};
+use crate::serve::{images, kv_events, speculation, vectors};
 use crate::template_helper;
 
 /// Variable for the seconds that a connection is kept open between requests.
@@ -64,6 +64,7 @@ pub(crate) struct Settings {
     pub(crate) prefix_seed: Option<String>,
     /// Folder in which adapters of unknown names are searched for.
     pub(crate) adapter_folder: Option<PathBuf>,
+    pub(crate) speculation: Option<Speculation>,
 }
 
 impl Settings {
@@ -115,6 +116,8 @@ impl Settings {
             traces: traces(&args.observe, environment)?,
             kv_events: kv_events(&args.engine, environment)?,
             prefix_seed: prefix_seed(environment),
+            speculation: speculation::config(args.engine.speculative_config.as_ref())
+                .context("--speculative-config")?,
             ..Self::default()
         })
     }
@@ -347,6 +350,7 @@ pub(crate) fn engine_config(
         enable_chunked_prefill: args.enable_chunked_prefill,
         long_prefill_token_threshold: args.long_prefill_token_threshold,
         watermark: args.watermark,
+        speculation: settings.speculation,
         max_queued_requests: args.max_num_queued_reqs.unwrap_or(defaults.max_queued_requests),
         max_queued_tokens: args.max_num_queued_tokens.unwrap_or(defaults.max_queued_tokens),
     }

@@ -176,6 +176,13 @@ pub(crate) struct TargetArgs {
     #[arg(long, env = "OPENAI_API_KEY", hide_env_values = true, value_name = "KEY")]
     pub(crate) api_key: Option<String>,
 
+    /// Accept any certificate of an https:// server.
+    ///
+    /// Without it, the certificate must be one of a public authority, or of an authority in the PEM file that the variable
+    /// SSL_CERT_FILE names.
+    #[arg(long)]
+    pub(crate) insecure: bool,
+
     /// Further headers of every request.
     #[arg(long, num_args = 1.., value_parser = header, value_name = "KEY=VALUE")]
     pub(crate) header: Vec<(HeaderName, HeaderValue)>,

@@ -28,7 +28,6 @@ impl Table for BenchServeFlags {
         flag("use-beam-search", Switch, Refused("beam search is not supported")),
         flag("self-timed", Switch, Refused("traces with their own arrival times are not supported")),
         flag("profile", Switch, Refused("the server's profiler is not started; use perf or nsys")),
-        flag("insecure", Switch, NoEffect("servers are measured over plain HTTP only")),
         flag("disable-tqdm", Switch, NoEffect("progress is only shown on a terminal")),
         flag(
             "chat-template-kwargs",

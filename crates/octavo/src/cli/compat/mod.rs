@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn what_changes_speed_alone_is_accepted() {
-        let warnings = check("speculative-config", &[r#"{"method": "ngram"}"#]).unwrap();
+        let warnings = check("spec-method", &["ngram"]).unwrap();
         assert!(warnings[0].contains("answers are the same without it"), "{warnings:?}");
     }
 

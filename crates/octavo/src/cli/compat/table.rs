@@ -17,7 +17,7 @@ const FIRST: Outcome =
 const LORA: Outcome = Refused("this kind of LoRA adapters is not supported");
 const LORA_WHOLE: Outcome = NoEffect("one device computes the whole model");
 const SPECULATION: Outcome =
-    NoEffect("speculative decoding is not supported yet; answers are the same without it, but slower");
+    NoEffect("--speculative-config configures speculative decoding; answers are the same without it, but slower");
 const SCALE_OUT: Outcome = Refused("the render routes are always on, and the other scale-out routes are not supported");
 const PLUGIN: Outcome = Refused("Python plug-ins cannot be loaded into this server");
 const MEDIA: Outcome =
@@ -169,7 +169,6 @@ pub(crate) const FLAGS: &[Flag] = &[
     flag("max-cpu-loras", Value, NoEffect("adapters stay in memory while they are served")),
     flag("lora-extra-vocab-size", Value, LORA),
     flag("lora-dtype", Value, NoEffect("the numbers of an adapter are kept as they are")),
-    flag("speculative-config", Json, SPECULATION),
     flag("speculative-model", Value, SPECULATION),
     flag("num-speculative-tokens", Value, SPECULATION),
     flag("spec-method", Value, SPECULATION),

@@ -1,6 +1,6 @@
 use std::ffi::OsString;
 
-use octavo_engine::SchedulingPolicy;
+use octavo_engine::{SchedulingPolicy, Speculation};
 use octavo_server::FingerprintMode;
 use octavo_telemetry::LogFormat;
 use octavo_text::{ReasoningSyntax, ToolSyntax};
@@ -214,8 +214,9 @@ fn the_engine_gets_its_limits() {
         "--watermark=0.05",
         "--scheduling-policy=priority",
         "--max-num-queued-reqs=7",
+        r#"--speculative-config={"method":"ngram","num_speculative_tokens":3}"#,
     ];
-    let config = engine_config(&args(&line).compose.engine, &Settings::default(), 100, STEPS, 7);
+    let config = engine_config(&args(&line).compose.engine, &settings(&line).unwrap(), 100, STEPS, 7);
     let expected = EngineConfig {
         max_model_len: 100,
         stuck_after: Duration::from_secs(30),
@@ -228,6 +229,7 @@ fn the_engine_gets_its_limits() {
         enable_chunked_prefill: false,
         long_prefill_token_threshold: 1000,
         watermark: 0.05,
+        speculation: Some(Speculation { tokens: 3, lookup_min: 5, lookup_max: 5 }),
         max_queued_requests: 7,
         ..EngineConfig::default()
     };

@@ -10,7 +10,6 @@ use crate::api::chat::stream::ChatFormat;
 use crate::api::shared::conversation::{Conversation, ConversationSettings, conversation};
 use crate::api::shared::convert::{Prepared, envelope, spelling, stream_options};
 use crate::api::shared::headers::RequestHeaders;
-use crate::api::shared::response::UsageDetails;
 use crate::api::shared::size::ResponseSize;
 use crate::api::shared::staged::{Staged, images_of};
 use crate::app::AppState;
@@ -104,7 +103,7 @@ fn prepare(
     let bytes = check_size(state, request, &submission, echo)?;
     let parsing = &submission.parsing;
     let format = ChatFormat {
-        envelope: envelope(state, &submission.model, format!("chatcmpl-{id}")),
+        envelope: envelope(state, &submission.model, format!("chatcmpl-{id}"), parsing.reasoning.is_some()),
         n: submission.sampling.n,
         prompt,
         role: role.to_owned(),
@@ -114,11 +113,6 @@ fn prepare(
         spelling: spelling(state, common),
         return_token_ids: common.return_token_ids,
         prompt_text: request.return_prompt_text.then_some(text),
-        details: UsageDetails {
-            prompt: api.prompt_tokens_details,
-            completion: parsing.reasoning.is_some(),
-            metrics: api.request_metrics,
-        },
         parses: parsing.reasoning.is_some() || !matches!(parsing.calls, Calls::None),
     };
     Ok((Prepared { submission, format, stream: stream_options(state, common), grammar }, bytes))

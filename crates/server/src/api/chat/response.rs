@@ -4,28 +4,7 @@ use std::borrow::Cow;
 
 use serde::Serialize;
 
-use crate::api::shared::response::{
-    ChatLogprobs, ChunkUsage, Null, PromptLogprobs, RequestMetrics, StopReason, WholeUsage,
-};
-
-/// The whole response to a chat request.
-#[derive(Serialize)]
-pub(crate) struct ChatCompletion<'a> {
-    pub(crate) id: &'a str,
-    pub(crate) object: &'static str,
-    pub(crate) created: u64,
-    pub(crate) model: &'a str,
-    pub(crate) choices: Vec<ChatChoice<'a>>,
-    pub(crate) service_tier: Null,
-    pub(crate) system_fingerprint: Option<&'a str>,
-    pub(crate) usage: WholeUsage,
-    pub(crate) prompt_logprobs: Option<PromptLogprobs>,
-    pub(crate) prompt_token_ids: Option<&'a [u32]>,
-    pub(crate) prompt_text: Option<&'a str>,
-    pub(crate) kv_transfer_params: Null,
-    pub(crate) ec_transfer_params: Null,
-    pub(crate) metrics: Option<RequestMetrics>,
-}
+use crate::api::shared::response::{ChatLogprobs, Null, StopReason};
 
 #[derive(Serialize)]
 pub(crate) struct ChatChoice<'a> {
@@ -66,27 +45,6 @@ pub(crate) struct FunctionCall {
     pub(crate) name: String,
     /// A JSON object, as text.
     pub(crate) arguments: String,
-}
-
-/// One event of a chat stream.
-#[derive(Serialize)]
-pub(crate) struct ChatChunk<'a> {
-    pub(crate) id: &'a str,
-    pub(crate) object: &'static str,
-    pub(crate) created: u64,
-    pub(crate) model: &'a str,
-    /// One choice, or none in the usage chunk.
-    pub(crate) choices: &'a [ChatChunkChoice<'a>],
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) system_fingerprint: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) usage: Option<ChunkUsage>,
-    /// With the usage, in the last chunk.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) metrics: Option<RequestMetrics>,
-    /// In the first chunk of a choice.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) prompt_token_ids: Option<Option<&'a [u32]>>,
 }
 
 #[derive(Serialize)]

@@ -8,13 +8,12 @@ use axum::response::{IntoResponse, Response};
 use octavo_text::OutputDelta;
 
 use crate::api::chat::response::{
-    ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatMessage, FunctionCall, FunctionDelta,
-    ToolCall, ToolCallDelta,
+    ChatChoice, ChatChunkChoice, ChatDelta, ChatMessage, FunctionCall, FunctionDelta, ToolCall, ToolCallDelta,
 };
 use crate::api::shared::logprobs::Spelling;
-use crate::api::shared::response::{Finish, Null, Usage, UsageDetails};
+use crate::api::shared::response::{Chunk, Envelope, Finish, Null, Usage, WholeBody};
 use crate::api::shared::sse::{Events, Extras};
-use crate::api::shared::stream::{Envelope, FullResponse, ResponseFormat, token_ids};
+use crate::api::shared::stream::{FullResponse, ResponseFormat, token_ids};
 use crate::choices::Output;
 use crate::error::ApiError;
 
@@ -34,25 +33,13 @@ pub(crate) struct ChatFormat {
     pub(crate) return_token_ids: bool,
     /// The rendered prompt, if the request asks for it.
     pub(crate) prompt_text: Option<String>,
-    pub(crate) details: UsageDetails,
     /// Whether text is parsed, so that an output may be empty.
     pub(crate) parses: bool,
 }
 
 impl ChatFormat {
-    fn event<'a>(&'a self, choices: &'a [ChatChunkChoice<'a>], extras: Extras) -> ChatChunk<'a> {
-        let Envelope { id, created, model, fingerprint } = &self.envelope;
-        ChatChunk {
-            id,
-            object: "chat.completion.chunk",
-            created: *created,
-            model,
-            choices,
-            system_fingerprint: fingerprint.as_deref().filter(|_| extras.fingerprint),
-            usage: extras.usage.map(|usage| self.details.chunk(usage)),
-            metrics: extras.usage.filter(|_| choices.is_empty()).and_then(|usage| self.details.metrics(usage)),
-            prompt_token_ids: None,
-        }
+    fn event<'a>(&'a self, choices: &'a [ChatChunkChoice<'a>], extras: Extras) -> Chunk<'a, ChatChunkChoice<'a>> {
+        self.envelope.chunk("chat.completion.chunk", choices, extras)
     }
 
     fn choice(&self, index: usize, whole: FullResponse) -> ChatChoice<'_> {
@@ -68,25 +55,11 @@ impl ChatFormat {
         }
     }
 
-    /// The body of a complete response, without the fields that describe its prompt.
-    fn completion<'a>(&'a self, choices: Vec<ChatChoice<'a>>, usage: Usage) -> ChatCompletion<'a> {
-        let Envelope { id, created, model, fingerprint } = &self.envelope;
-        ChatCompletion {
-            id,
-            object: "chat.completion",
-            created: *created,
-            model,
-            choices,
-            service_tier: Null,
-            system_fingerprint: fingerprint.as_deref(),
-            usage: self.details.whole(usage),
-            prompt_logprobs: None,
-            prompt_token_ids: None,
-            prompt_text: None,
-            kv_transfer_params: Null,
-            ec_transfer_params: Null,
-            metrics: self.details.metrics(usage),
-        }
+    /// The body of a complete response, whose fields that describe its prompt are null.
+    fn completion<'a>(&'a self, choices: Vec<ChatChoice<'a>>, usage: Usage) -> WholeBody<'a, ChatChoice<'a>> {
+        let mut body = self.envelope.whole("chat.completion", choices, usage);
+        (body.prompt_logprobs, body.prompt_token_ids, body.prompt_text) = (Some(None), Some(None), Some(None));
+        body
     }
 
     fn message(&self, parts: Vec<OutputDelta>) -> ChatMessage<'_> {
@@ -178,7 +151,9 @@ impl ResponseFormat for ChatFormat {
         let content = Some(Cow::Borrowed(""));
         let choices = [chunk(ChatDelta { role: Some(&self.role), content, ..ChatDelta::default() })];
         let prompt = self.return_token_ids.then_some(&*self.prompt);
-        events.push(&ChatChunk { prompt_token_ids: Some(prompt), ..self.event(&choices, extras) });
+        let mut first = self.event(&choices, extras);
+        first.prompt_token_ids = Some(prompt);
+        events.push(&first);
         if let Some(echo) = &self.echo {
             let choices = [chunk(ChatDelta { content: Some(Cow::Borrowed(echo)), ..ChatDelta::default() })];
             events.push(&self.event(&choices, extras));
@@ -213,13 +188,11 @@ impl ResponseFormat for ChatFormat {
         let prompt_logprobs = choices.first_mut().map(|first| std::mem::take(&mut first.prompt_logprobs));
         let choices = choices.into_iter().enumerate().map(|(index, whole)| self.choice(index, whole)).collect();
         let prompt_logprobs = prompt_logprobs.filter(|_| self.prompt_logprobs);
-        Json(ChatCompletion {
-            prompt_logprobs: prompt_logprobs.map(|logprobs| self.spelling.prompt(&self.prompt, &logprobs)),
-            prompt_token_ids: self.return_token_ids.then_some(&*self.prompt),
-            prompt_text: self.prompt_text.as_deref(),
-            ..self.completion(choices, usage)
-        })
-        .into_response()
+        let mut body = self.completion(choices, usage);
+        body.prompt_logprobs = Some(prompt_logprobs.map(|logprobs| self.spelling.prompt(&self.prompt, &logprobs)));
+        body.prompt_token_ids = Some(self.return_token_ids.then_some(&*self.prompt));
+        body.prompt_text = Some(self.prompt_text.as_deref());
+        Json(body).into_response()
     }
 }
 

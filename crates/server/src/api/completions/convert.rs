@@ -6,7 +6,6 @@ use crate::api::shared::common::Truncation;
 use crate::api::shared::convert::{Prepared, envelope, restrictions, spelling, stream_interval, stream_options};
 use crate::api::shared::headers::RequestHeaders;
 use crate::api::shared::prompt::{fit, tokenise};
-use crate::api::shared::response::UsageDetails;
 use crate::api::shared::sampling::{OutputLimit, Sampling};
 use crate::api::shared::size::ResponseSize;
 use crate::api::shared::staged::Staged;
@@ -61,7 +60,7 @@ pub(crate) fn prepare(
     check_size(state, &request, &sampling, &prompts, echo.as_deref())?;
     let id = headers.id(common.request_id.as_ref());
     let format = CompletionFormat {
-        envelope: envelope(state, &model, format!("cmpl-{id}")),
+        envelope: envelope(state, &model, format!("cmpl-{id}"), false),
         n: sampling.n,
         prompts: prompts.iter().map(|prompt| prompt.tokens.clone()).collect(),
         echo,
@@ -69,11 +68,6 @@ pub(crate) fn prepare(
         prompt_logprobs: common.prompt_logprobs.is_some(),
         spelling: spelling(state, common),
         return_token_ids: common.return_token_ids,
-        details: UsageDetails {
-            prompt: config.api.prompt_tokens_details,
-            completion: false,
-            metrics: config.api.request_metrics,
-        },
         sent: vec![None; prompts.len() * sampling.n as usize],
     };
     let submission = Submission {

@@ -6,11 +6,11 @@ use axum::Json;
 use axum::response::{IntoResponse, Response};
 use octavo_engine::{Logprobs, TokenOutput};
 
-use crate::api::completions::response::{Completion, CompletionChoice, CompletionChunk, CompletionChunkChoice};
+use crate::api::completions::response::{CompletionChoice, CompletionChunkChoice};
 use crate::api::shared::logprobs::Spelling;
-use crate::api::shared::response::{CompletionLogprobs, Finish, Null, Usage, UsageDetails};
+use crate::api::shared::response::{Chunk, CompletionLogprobs, Envelope, Finish, Usage};
 use crate::api::shared::sse::{Events, Extras};
-use crate::api::shared::stream::{Envelope, FullResponse, ResponseFormat, text_of, token_ids};
+use crate::api::shared::stream::{FullResponse, ResponseFormat, text_of, token_ids};
 use crate::choices::Output;
 
 /// The completion route's [`ResponseFormat`].
@@ -25,24 +25,17 @@ pub(crate) struct CompletionFormat {
     pub(crate) prompt_logprobs: bool,
     pub(crate) spelling: Spelling,
     pub(crate) return_token_ids: bool,
-    pub(crate) details: UsageDetails,
     /// The start of the next token of each choice, in characters; `None` before the first chunk.
     pub(crate) sent: Vec<Option<usize>>,
 }
 
 impl CompletionFormat {
-    fn event<'a>(&'a self, choices: &'a [CompletionChunkChoice<'a>], extras: Extras) -> CompletionChunk<'a> {
-        let Envelope { id, created, model, fingerprint } = &self.envelope;
-        CompletionChunk {
-            id,
-            object: "text_completion",
-            created: *created,
-            model,
-            choices,
-            system_fingerprint: fingerprint.as_deref().filter(|_| extras.fingerprint),
-            usage: extras.usage.map(|usage| self.details.chunk(usage)),
-            metrics: extras.usage.filter(|_| choices.is_empty()).and_then(|usage| self.details.metrics(usage)),
-        }
+    fn event<'a>(
+        &'a self,
+        choices: &'a [CompletionChunkChoice<'a>],
+        extras: Extras,
+    ) -> Chunk<'a, CompletionChunkChoice<'a>> {
+        self.envelope.chunk("text_completion", choices, extras)
     }
 
     fn prompt_of(&self, index: u32) -> usize {
@@ -129,20 +122,7 @@ impl ResponseFormat for CompletionFormat {
                 prompt_token_ids: self.return_token_ids.then(|| Arc::clone(prompt)),
             }
         };
-        let Envelope { id, created, model, fingerprint } = &self.envelope;
-        Json(Completion {
-            id,
-            object: "text_completion",
-            created: *created,
-            model,
-            choices: choices.into_iter().enumerate().map(choice).collect(),
-            service_tier: Null,
-            system_fingerprint: fingerprint.as_deref(),
-            usage: self.details.whole(usage),
-            kv_transfer_params: Null,
-            ec_transfer_params: Null,
-            metrics: self.details.metrics(usage),
-        })
-        .into_response()
+        let choices = choices.into_iter().enumerate().map(choice).collect();
+        Json(self.envelope.whole("text_completion", choices, usage)).into_response()
     }
 }

@@ -12,7 +12,6 @@ use crate::api::shared::conversation::{Conversation, ConversationSettings, conve
 use crate::api::shared::convert::{Prepared, envelope, spelling};
 use crate::api::shared::headers::RequestHeaders;
 use crate::api::shared::places::Place;
-use crate::api::shared::response::UsageDetails;
 use crate::api::shared::staged::{Staged, images_of};
 use crate::app::AppState;
 use crate::error::ApiError;
@@ -53,14 +52,13 @@ pub(crate) fn responses(
         let owner = headers.caller.owner();
         let recorder = store.map(|store| Recorder::new(Arc::clone(store), owner, &id, chat.messages.split_off(own)));
         let format = ResponsesFormat {
-            envelope: envelope(state, &submission.model, id),
+            envelope: envelope(state, &submission.model, id, false),
             recorder,
             background,
             prompt_tokens: prompt.len(),
             settings,
             logprobs: submission.sampling.chat_logprobs(),
             spelling: spelling(state, &chat.common),
-            details: UsageDetails { metrics: state.config.api.request_metrics, ..UsageDetails::default() },
             items: Items::default(),
         };
         Ok(Prepared { submission, format, stream: chat.common.stream, grammar })

@@ -9,9 +9,9 @@ use uuid::Uuid;
 
 use crate::api::responses::stored::{Recorder, Ticket};
 use crate::api::shared::logprobs::Spelling;
-use crate::api::shared::response::{ChatLogprobs, Finish, Usage, UsageDetails};
+use crate::api::shared::response::{ChatLogprobs, Envelope, Finish, Usage};
 use crate::api::shared::sse::{Events, Extras};
-use crate::api::shared::stream::{Envelope, FullResponse, ResponseFormat};
+use crate::api::shared::stream::{FullResponse, ResponseFormat};
 use crate::choices::Output;
 use crate::error::ApiError;
 
@@ -24,7 +24,6 @@ pub(crate) struct ResponsesFormat {
     /// Number of alternatives, if log-probabilities are requested.
     pub(crate) logprobs: Option<u32>,
     pub(crate) spelling: Spelling,
-    pub(crate) details: UsageDetails,
     pub(crate) items: Items,
     /// Stores the response, if it is to be stored.
     pub(crate) recorder: Option<Recorder>,
@@ -228,7 +227,7 @@ impl ResponsesFormat {
         ] {
             response.insert(key.into(), value);
         }
-        if let Some(metrics) = usage.and_then(|usage| self.details.metrics(usage)) {
+        if let Some(metrics) = usage.and_then(|usage| self.envelope.details.metrics(usage)) {
             response.insert("metrics".into(), json!(metrics));
         }
         response.extend(self.settings.clone());

@@ -7,9 +7,9 @@ use octavo_text::{AllowedTokens, BadWords, GrammarSpec};
 use crate::api::shared::common::{CommonFields, StreamOptions};
 use crate::api::shared::logprobs::Spelling;
 use crate::api::shared::model::ResolvedModel;
+use crate::api::shared::response::{Envelope, UsageDetails};
 use crate::api::shared::restrictions::Restrictions;
 use crate::api::shared::sampling::known_token;
-use crate::api::shared::stream::Envelope;
 use crate::app::AppState;
 use crate::choices::Submission;
 use crate::error::ApiError;
@@ -23,13 +23,19 @@ pub(crate) struct Prepared<W> {
     pub(crate) grammar: Option<GrammarSpec>,
 }
 
-/// The fields that every body of the response repeats.
-pub(crate) fn envelope(state: &AppState, model: &ResolvedModel, id: String) -> Envelope {
+/// The fields that every body of the response repeats. The usage has the reasoning tokens if the output `may_reason`.
+pub(crate) fn envelope(state: &AppState, model: &ResolvedModel, id: String, may_reason: bool) -> Envelope {
+    let api = &state.config.api;
     Envelope {
         id,
         created: crate::app::unix_time(),
         model: Arc::clone(model.name()),
         fingerprint: state.fingerprint.clone(),
+        details: UsageDetails {
+            prompt: api.prompt_tokens_details,
+            completion: may_reason,
+            metrics: api.request_metrics,
+        },
     }
 }
 

@@ -1,10 +1,13 @@
-//! Bodies of responses. FullResponse bodies have all keys, including nulls; chunks have only the keys that vLLM sets.
+//! Bodies of responses. Those of whole responses have all keys, including nulls; chunks have only the keys that vLLM sets.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use octavo_engine::{FinishReason, StageTimes};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
+
+use crate::api::shared::sse::Extras;
 
 /// A key that is always null.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -13,6 +16,100 @@ pub(crate) struct Null;
 impl Serialize for Null {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_none()
+    }
+}
+
+/// The fields that every body of a response repeats.
+#[derive(Clone, Debug)]
+pub(crate) struct Envelope {
+    /// With the route's prefix.
+    pub(crate) id: String,
+    /// Unix time.
+    pub(crate) created: u64,
+    pub(crate) model: Arc<str>,
+    /// `None` if the fingerprint is disabled.
+    pub(crate) fingerprint: Option<Arc<str>>,
+    pub(crate) details: UsageDetails,
+}
+
+/// The whole response to a chat or completion request.
+#[derive(Serialize)]
+pub(crate) struct WholeBody<'a, C> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: Vec<C>,
+    service_tier: Null,
+    system_fingerprint: Option<&'a str>,
+    usage: UsageBody,
+    /// This and the next two in chats only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prompt_logprobs: Option<Option<PromptLogprobs>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prompt_token_ids: Option<Option<&'a [u32]>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prompt_text: Option<Option<&'a str>>,
+    kv_transfer_params: Null,
+    ec_transfer_params: Null,
+    metrics: Option<RequestMetrics>,
+}
+
+/// One event of a chat or completion stream.
+#[derive(Serialize)]
+pub(crate) struct Chunk<'a, C> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    /// One choice, or none in the usage chunk.
+    choices: &'a [C],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    system_fingerprint: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<UsageBody>,
+    /// With the usage, in the last chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metrics: Option<RequestMetrics>,
+    /// In the first chunk of a choice of a chat.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prompt_token_ids: Option<Option<&'a [u32]>>,
+}
+
+impl Envelope {
+    /// The body of a whole response.
+    pub(crate) fn whole<C>(&self, object: &'static str, choices: Vec<C>, usage: Usage) -> WholeBody<'_, C> {
+        WholeBody {
+            id: &self.id,
+            object,
+            created: self.created,
+            model: &self.model,
+            choices,
+            service_tier: Null,
+            system_fingerprint: self.fingerprint.as_deref(),
+            usage: self.details.whole(usage),
+            prompt_logprobs: None,
+            prompt_token_ids: None,
+            prompt_text: None,
+            kv_transfer_params: Null,
+            ec_transfer_params: Null,
+            metrics: self.details.metrics(usage),
+        }
+    }
+
+    /// An event of a stream.
+    pub(crate) fn chunk<'a, C>(&'a self, object: &'static str, choices: &'a [C], extras: Extras) -> Chunk<'a, C> {
+        Chunk {
+            id: &self.id,
+            object,
+            created: self.created,
+            model: &self.model,
+            choices,
+            system_fingerprint: self.fingerprint.as_deref().filter(|_| extras.fingerprint),
+            usage: extras.usage.map(|usage| self.details.chunk(usage)),
+            metrics: extras.usage.filter(|_| choices.is_empty()).and_then(|usage| self.details.metrics(usage)),
+            prompt_token_ids: None,
+        }
     }
 }
 
@@ -97,27 +194,25 @@ pub(crate) struct UsageDetails {
 
 impl UsageDetails {
     /// The usage of a chunk, without details that are not reported.
-    pub(crate) fn chunk(self, usage: Usage) -> ChunkUsage {
+    fn chunk(self, usage: Usage) -> UsageBody {
         let whole = self.whole(usage);
-        ChunkUsage {
-            prompt_tokens: whole.prompt_tokens,
-            total_tokens: whole.total_tokens,
-            completion_tokens: whole.completion_tokens,
-            prompt_tokens_details: whole.prompt_tokens_details,
-            completion_tokens_details: whole.completion_tokens_details,
+        UsageBody {
+            prompt_tokens_details: whole.prompt_tokens_details.filter(Option::is_some),
+            completion_tokens_details: whole.completion_tokens_details.filter(Option::is_some),
+            ..whole
         }
     }
 
     /// The usage of a whole response, with nulls for details that are not reported.
-    pub(crate) fn whole(self, usage: Usage) -> WholeUsage {
+    pub(crate) fn whole(self, usage: Usage) -> UsageBody {
         let prompt = PromptTokensDetails { cached_tokens: usage.cached_tokens };
         let completion = CompletionTokensDetails { reasoning_tokens: usage.reasoning_tokens };
-        WholeUsage {
+        UsageBody {
             prompt_tokens: usage.prompt_tokens,
             total_tokens: usage.total_tokens(),
             completion_tokens: usage.completion_tokens,
-            prompt_tokens_details: self.prompt.then_some(prompt),
-            completion_tokens_details: self.completion.then_some(completion),
+            prompt_tokens_details: Some(self.prompt.then_some(prompt)),
+            completion_tokens_details: Some(self.completion.then_some(completion)),
         }
     }
 
@@ -155,26 +250,16 @@ impl RequestMetrics {
     }
 }
 
-/// See [`UsageDetails::chunk`].
+/// Token counts in a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct ChunkUsage {
+pub(crate) struct UsageBody {
     prompt_tokens: usize,
     total_tokens: usize,
     completion_tokens: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
-    prompt_tokens_details: Option<PromptTokensDetails>,
+    prompt_tokens_details: Option<Option<PromptTokensDetails>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    completion_tokens_details: Option<CompletionTokensDetails>,
-}
-
-/// See [`UsageDetails::whole`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct WholeUsage {
-    prompt_tokens: usize,
-    total_tokens: usize,
-    completion_tokens: usize,
-    prompt_tokens_details: Option<PromptTokensDetails>,
-    completion_tokens_details: Option<CompletionTokensDetails>,
+    completion_tokens_details: Option<Option<CompletionTokensDetails>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -1,7 +1,5 @@
 //! The formats of outputs: each generation route has its implementation of [`ResponseFormat`].
 
-use std::sync::Arc;
-
 use axum::response::{IntoResponse, Response};
 use octavo_engine::TokenOutput;
 use octavo_text::OutputDelta;
@@ -11,18 +9,6 @@ use crate::api::shared::response::{Finish, Usage};
 use crate::api::shared::sse::{Events, Extras};
 use crate::choices::{Choices, Output, append};
 use crate::error::ApiError;
-
-/// The fields that every body of a response repeats.
-#[derive(Clone, Debug)]
-pub(crate) struct Envelope {
-    /// With the route's prefix.
-    pub(crate) id: String,
-    /// Unix time.
-    pub(crate) created: u64,
-    pub(crate) model: Arc<str>,
-    /// `None` if the fingerprint is disabled.
-    pub(crate) fingerprint: Option<Arc<str>>,
-}
 
 /// A complete choice.
 #[derive(Debug, Default)]

@@ -158,6 +158,16 @@ mod tests {
     /// Fields of earlier releases that requests for vectors and scores refuse.
     const REMOVED_FIELDS: &[&str] = &["activation", "normalize", "padding", "softmax"];
 
+    /// A request for vectors or scores.
+    const POOLING: Compared = Compared {
+        schema: "",
+        read: |_| {},
+        body: r#"{"input": "x"}"#,
+        ignored: &["user"],
+        hidden: REMOVED_FIELDS,
+        extends_chat: false,
+    };
+
     const COMPARED: &[Compared] = &[
         Compared {
             schema: "ChatRequest",
@@ -191,45 +201,25 @@ mod tests {
             hidden: &["output_config", "output_format"],
             extends_chat: true,
         },
-        Compared {
-            schema: "EmbeddingRequest",
-            read: |body| drop(EmbeddingRequest::parse(body, true)),
-            body: r#"{"input": "x"}"#,
-            ignored: &["user"],
-            hidden: REMOVED_FIELDS,
-            extends_chat: false,
-        },
+        Compared { schema: "EmbeddingRequest", read: |body| drop(EmbeddingRequest::parse(body, true)), ..POOLING },
         Compared {
             schema: "PoolingRequest",
             read: |body| drop(PoolingRequest::parse(body)),
-            body: r#"{"input": "x"}"#,
-            ignored: &["user"],
             hidden: &["activation", "dimensions", "normalize", "padding", "softmax"],
-            extends_chat: false,
+            ..POOLING
         },
-        Compared {
-            schema: "ClassifyRequest",
-            read: |body| drop(ClassifyRequest::parse(body)),
-            body: r#"{"input": "x"}"#,
-            ignored: &["user"],
-            hidden: REMOVED_FIELDS,
-            extends_chat: false,
-        },
+        Compared { schema: "ClassifyRequest", read: |body| drop(ClassifyRequest::parse(body)), ..POOLING },
         Compared {
             schema: "ScoreRequest",
             read: |body| drop(ScoreRequest::parse(body)),
             body: r#"{"queries": "x", "documents": "y"}"#,
-            ignored: &["user"],
-            hidden: REMOVED_FIELDS,
-            extends_chat: false,
+            ..POOLING
         },
         Compared {
             schema: "RerankRequest",
             read: |body| drop(RerankRequest::parse(body)),
             body: r#"{"query": "x", "documents": ["y"]}"#,
-            ignored: &["user"],
-            hidden: REMOVED_FIELDS,
-            extends_chat: false,
+            ..POOLING
         },
         Compared {
             schema: "CohereRequest",

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::api::pooling::answer::{Answer, Finish};
 use crate::api::pooling::request::{Encoding, Format};
-use crate::api::shared::response::{Usage, UsageDetails, WholeUsage};
+use crate::api::shared::response::{Usage, UsageBody, UsageDetails};
 use crate::error::ApiError;
 use crate::json;
 use crate::json::InTurns;
@@ -33,7 +33,7 @@ struct List<'a, D> {
     created: u64,
     model: &'a str,
     data: D,
-    usage: WholeUsage,
+    usage: UsageBody,
 }
 
 impl Head {

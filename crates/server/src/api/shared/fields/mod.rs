@@ -227,10 +227,26 @@ fn json<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> Option<T> {
     serde_json::from_str(raw.get()).ok()
 }
 
-impl FieldValue for bool {
-    const ERROR: &'static str = "bool_type";
-    const MESSAGE: &'static str = "Input should be a valid boolean";
-    const SCHEMA: &'static str = r#"{"type": "boolean"}"#;
+/// Types that are read as serde reads them: pydantic's error type and message, and the JSON schema.
+macro_rules! field_values {
+    ($($Type:ty: $error:literal, $message:literal, $schema:literal, tree: $tree:literal;)*) => {
+        $(impl FieldValue for $Type {
+            const ERROR: &'static str = $error;
+            const MESSAGE: &'static str = $message;
+            const SCHEMA: &'static str = $schema;
+            const TREE: bool = $tree;
+        })*
+    };
+}
+
+field_values! {
+    bool: "bool_type", "Input should be a valid boolean", r#"{"type": "boolean"}"#, tree: false;
+    String: "string_type", "Input should be a valid string", r#"{"type": "string"}"#, tree: false;
+    Vec<i64>: "list_type", "Input should be a valid list of integers",
+        r#"{"type": "array", "items": {"type": "integer"}}"#, tree: false;
+    Vec<Value>: "list_type", "Input should be a valid list", r#"{"type": "array"}"#, tree: true;
+    Map<String, Value>: "dict_type", "Input should be a valid dictionary", r#"{"type": "object"}"#, tree: true;
+    Value: "json_type", "Input should be JSON of at most 127 levels", "{}", tree: true;
 }
 
 impl FieldValue for i64 {
@@ -255,39 +271,6 @@ impl FieldValue for f64 {
     fn read(raw: &RawValue) -> Option<Self> {
         json(raw).filter(|value: &f64| value.is_finite())
     }
-}
-
-impl FieldValue for String {
-    const ERROR: &'static str = "string_type";
-    const MESSAGE: &'static str = "Input should be a valid string";
-    const SCHEMA: &'static str = r#"{"type": "string"}"#;
-}
-
-impl FieldValue for Vec<i64> {
-    const ERROR: &'static str = "list_type";
-    const MESSAGE: &'static str = "Input should be a valid list of integers";
-    const SCHEMA: &'static str = r#"{"type": "array", "items": {"type": "integer"}}"#;
-}
-
-impl FieldValue for Vec<Value> {
-    const ERROR: &'static str = "list_type";
-    const MESSAGE: &'static str = "Input should be a valid list";
-    const SCHEMA: &'static str = r#"{"type": "array"}"#;
-    const TREE: bool = true;
-}
-
-impl FieldValue for Map<String, Value> {
-    const ERROR: &'static str = "dict_type";
-    const MESSAGE: &'static str = "Input should be a valid dictionary";
-    const SCHEMA: &'static str = r#"{"type": "object"}"#;
-    const TREE: bool = true;
-}
-
-impl FieldValue for Value {
-    const ERROR: &'static str = "json_type";
-    const MESSAGE: &'static str = "Input should be JSON of at most 127 levels";
-    const SCHEMA: &'static str = r#"{}"#;
-    const TREE: bool = true;
 }
 
 /// Either one string or a list of strings.
