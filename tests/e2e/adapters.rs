@@ -35,7 +35,7 @@ async fn an_adapter_is_served_beside_its_quantised_base() {
     let mixed = tokio::join!(said(&server, "tune"), said(&server, "base"), said(&server, "tune"));
     assert_eq!(mixed, (tuned.clone(), expected, tuned));
     let (status, models) = server.get("/v1/models").await;
-    assert!(status == 200 && models.contains("\"parent\":\"base\""), "{models}");
+    assert!(status == 200 && models.contains("\"parent\":\"default\""), "{models}");
     assert!(server.metric("vllm:lora_requests_info", "max_lora=\"2\"").await > 0.0);
     let load = json!({"lora_name": "a", "lora_path": "/a"});
     assert_eq!(server.post("/v1/load_lora_adapter", &load).await.0, 404, "the operator has not allowed it");
@@ -43,7 +43,7 @@ async fn an_adapter_is_served_beside_its_quantised_base() {
 
 /// Returns the errors of a server that must not start.
 fn refused(flags: &[&str]) -> String {
-    let model = testdata("llama");
+    let model = testdata("llama-gguf/model.gguf");
     let output = Command::new(OCTAVO).arg("serve").arg(model).args(SMALL).args(flags).output().unwrap();
     assert!(!output.status.success());
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -51,12 +51,12 @@ fn refused(flags: &[&str]) -> String {
 
 #[test]
 fn adapters_that_cannot_be_served_end_the_start() {
-    let module = format!("tune={}", testdata("adapters/qlora").display());
+    let module = format!("tune={}", testdata("adapters/permuted").display());
     let without = refused(&["--lora-modules", &module]);
     assert!(without.contains("--lora-modules needs --enable-lora"), "{without}");
-    let small = refused(&["--enable-lora", "--max-lora-rank", "8", "--lora-modules", &module]);
+    let small = refused(&["--enable-lora", "--max-lora-rank", "2", "--lora-modules", &module]);
     assert!(
-        small.contains("--lora-modules tune: ") && small.contains("above the largest that is served, 8"),
+        small.contains("--lora-modules tune: ") && small.contains("above the largest that is served, 2"),
         "{small}"
     );
     let absent = refused(&["--enable-lora", "--lora-modules", "tune=/nowhere"]);

@@ -142,7 +142,7 @@ fn damaged_files_are_named() {
         let options = MergeOptions { base: &testdata(BASE), adapter, output: &output };
         merge(options, &Silent).unwrap_err().to_string()
     };
-    assert!(merged(folder.path()).contains("has no adapter_config.json"));
+    assert!(merged(folder.path()).contains("there is no adapter_config.json"));
     let adapter = folder.path().join("adapter");
     Case::sound().write(&adapter);
     std::fs::write(adapter.join("adapter_model.safetensors"), "text").unwrap();
