@@ -4,19 +4,21 @@
     python generate_adapters.py
 
 It needs the packages of generate_quantised.py and peft==0.21.2, and has the same rules as generate.py. PEFT writes the
-adapters and merges them in f32; the merged weights are rounded to the type of the checkpoint. README.md describes the files.
+adapters and merges them in f32; the merged weights are rounded to the type of the checkpoint. The logits of the base with
+an adapter that is not merged are PEFT's own. README.md describes the files.
 """
 
 import json
 
+import gguf
 import numpy as np
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
-from transformers import AutoConfig
+from transformers import AutoConfig, LlamaConfig
 
-from generate import HERE, draw, fresh, golden, new_model
+from generate import COMMON, HERE, LLAMA3_ROPE, SPECIALS, TOKENS, VOCAB, draw, fresh, golden, new_model, unpermuted
 from generate_quantised import METHODS
 
 ROOT = HERE / "adapters"
@@ -37,6 +39,10 @@ ADAPTERS = {
         "quantised/nf4", torch.bfloat16, dict(r=16, lora_alpha=64, target_modules=LINEAR),
         ["model.layers.0.mlp.down_proj.weight"],
     ),
+    # The file has the rows of q and k in another order. Nothing is merged.
+    "permuted": (
+        "llama-gguf", torch.float32, dict(r=3, lora_alpha=6, target_modules=["q_proj", "k_proj", "gate_proj"]), None,
+    ),
 }
 
 
@@ -52,10 +58,14 @@ def main():
 
 def write(folder, base, kind, settings, kept, seed):
     fresh(folder)
-    config = AutoConfig.from_pretrained(base)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    plain = weights(base, new_model(config))
+    if base.name.endswith("-gguf"):
+        config = LlamaConfig(**COMMON, tie_word_embeddings=True, rms_norm_eps=1e-5, rope_parameters=LLAMA3_ROPE)
+        plain = gguf_weights(base / "model.gguf", config)
+    else:
+        config = AutoConfig.from_pretrained(base)
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config
+        plain = weights(base, new_model(config))
     model = new_model(config)
     load(model, plain)
     adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **settings))
@@ -70,6 +80,11 @@ def write(folder, base, kind, settings, kept, seed):
     written["target_modules"].sort()
     settings_path.write_text(json.dumps(written, indent=1, sort_keys=True) + "\n")
 
+    ids = torch.from_numpy(np.random.default_rng(1000 + seed).integers(len(SPECIALS), VOCAB, size=TOKENS))
+    unmerged = adapted(ids[None]).logits[0].float().numpy()
+    save_file({"input_ids": ids.numpy().astype(np.int32), "logits": unmerged}, folder / "unmerged.safetensors")
+    if kept is None:
+        return
     logits = lambda model: model(torch.arange(20, 60)[None]).logits
     before = logits(adapted)
     # A tied head keeps the table without the adapter.
@@ -96,6 +111,22 @@ def load(model, tensors):
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
     model.tie_weights()
+
+
+def gguf_weights(path, config):
+    """Returns the weights of a Llama's GGUF file in f32, under the names and in the order of transformers."""
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    stems = {names.get_name(name.rsplit(".", 1)[0]): name for name in new_model(config).state_dict()}
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    found = {}
+    for tensor in gguf.GGUFReader(path).tensors:
+        name = stems.get(tensor.name.rsplit(".", 1)[0])
+        if name is None:
+            continue
+        value = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        count = next((n for part, n in heads.items() if part in name), None)
+        found[name] = torch.from_numpy(unpermuted(value, count) if count else value)
+    return found
 
 
 def weights(base, model):

@@ -9,12 +9,12 @@ use serde_json::json;
 
 use crate::OCTAVO;
 
-fn testdata(name: &str) -> PathBuf {
+pub(crate) fn testdata(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/testdata").join(name)
 }
 
 /// Copies a tiny model, which has no tokenizer, with that of another.
-fn with_tokenizer(model: &Path, to: &Path) {
+pub(crate) fn with_tokenizer(model: &Path, to: &Path) {
     fs::create_dir(to).unwrap();
     for name in ["config.json", "model.safetensors"] {
         fs::copy(model.join(name), to.join(name)).unwrap();

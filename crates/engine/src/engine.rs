@@ -25,6 +25,8 @@ pub(crate) struct Shared {
     images: Option<ImageSpec>,
     /// Maximum number of tokens of an image.
     max_image_tokens: usize,
+    /// Whether the executor has slots for adapters.
+    has_adapters: bool,
 }
 
 impl Shared {
@@ -41,6 +43,7 @@ impl Shared {
             layout: KvLayout::new(spec, config.enable_prefix_caching).seeded(config.prefix_seed.as_deref()),
             max_model_len: config.max_model_len,
             images,
+            has_adapters: executor.adapter_slots() > 0,
             max_image_tokens: config.max_image_tokens(images.is_some_and(|spec| spec.seen_whole)),
         })
     }
@@ -62,7 +65,14 @@ impl Shared {
         }
         self.inbox.check(tokens)?;
         let history = TokenHistory::new(request.prompt.clone());
-        let extras = Extras { salt: request.cache_salt.clone(), images: request.images.clone() };
+        if request.adapter.is_some() && !self.has_adapters {
+            return Err(SubmitError::NoAdapters);
+        }
+        let extras = Extras {
+            salt: request.cache_salt.clone(),
+            images: request.images.clone(),
+            adapter: request.adapter.clone(),
+        };
         let kv = SequenceKv::new(&self.layout, &history, extras);
         let limit = tokens.saturating_add(max_tokens).min(self.max_model_len);
         self.inbox.submit(tokens, |id, sender| Sequence::new(id, request, kv, sender, limit))

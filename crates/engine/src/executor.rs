@@ -50,6 +50,11 @@ pub trait Executor: Send {
         None
     }
 
+    /// Returns the number of slots for adapters, which does not change.
+    fn adapter_slots(&self) -> usize {
+        0
+    }
+
     /// Returns the vocabulary size V, which determines the size of masks.
     fn vocab_size(&self) -> usize;
 

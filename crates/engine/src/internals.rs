@@ -9,7 +9,7 @@ use crate::engine::Shared;
 use crate::engine_loop::{EngineLoop, Turn};
 use crate::inbox::Inbox;
 use crate::kv::{Extras, KvCache, KvLayout, SequenceKv, TokenHistory};
-use crate::scheduler::{Scheduler, StepRecord};
+use crate::scheduler::{ExecutorMemory, Scheduler, StepRecord};
 use crate::sequence::Sequence;
 use crate::{
     EngineConfig, EngineError, Executor, KvCacheSpec, KvEventSink, Request, RequestStream, SamplingParams, StepId,
@@ -75,7 +75,7 @@ impl ManualScheduler {
     pub fn new(config: EngineConfig, spec: &KvCacheSpec) -> Self {
         Self {
             inbox: Arc::new(Inbox::new(&config)),
-            scheduler: Scheduler::new(config, spec, None, usize::MAX),
+            scheduler: Scheduler::new(config, ExecutorMemory { kv: spec, images: None, adapters: 0 }, usize::MAX),
             next: 0,
             step: 0,
             plan: StepPlan::default(),

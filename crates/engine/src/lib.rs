@@ -6,6 +6,7 @@
 //! inbox and returns a [`RequestStream`]. The thread of an [`Engine`] drains the inbox, lets the scheduler plan a step
 //! over the KV blocks, submits the [`StepPlan`] to the [`Executor`] and sends the sampled tokens to the streams.
 
+mod adapter;
 mod clock;
 mod config;
 mod constraint;
@@ -30,6 +31,7 @@ mod stream;
 mod timeline;
 mod token_set;
 
+pub use adapter::Adapter;
 pub use clock::{StepCost, StepWork};
 pub use config::{EngineConfig, EngineError, SchedulingPolicy};
 pub use constraint::Constraint;
@@ -39,8 +41,8 @@ pub use executor::{Executor, ExecutorError, KvCacheSpec, KvGroupSpec};
 pub use image::{ImageHash, ImageInput, ImageSpan, ImageSpec, PromptImage};
 pub use kv::{BlockHash, ExtraKey, KvEvent, KvEventSink};
 pub use plan::{
-    InjectedTokens, InputToken, Joined, Logprobs, PlannedImage, PlannedRow, PlannedSequence, RowKind, Seat, StepId,
-    StepMasks, StepOutput, StepPlan, TableChange, TokenOutput,
+    AdapterChange, AdapterSlot, InjectedTokens, InputToken, Joined, Logprobs, PlannedImage, PlannedRow,
+    PlannedSequence, RowKind, Seat, StepId, StepMasks, StepOutput, StepPlan, TableChange, TokenOutput,
 };
 pub use request::{
     ClientId, FinishReason, Pooling, RepetitionDetection, Request, RequestEvent, SamplingParams, StageTimes,

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::{ImageInput, PromptImage, SamplingParams};
+use crate::{Adapter, ImageInput, PromptImage, SamplingParams};
 
 /// Number of a step. Steps are numbered from 1 in the order of submission.
 pub type StepId = u64;
@@ -42,6 +42,18 @@ pub struct InjectedTokens {
     pub media: Range<u32>,
 }
 
+/// Index of a slot of the executor that holds an adapter.
+pub type AdapterSlot = u32;
+
+/// A new content of a slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdapterChange {
+    /// Slot, whose former adapter no later step uses.
+    pub slot: AdapterSlot,
+    /// Adapter that it holds from now on.
+    pub adapter: Adapter,
+}
+
 /// Data of a sequence that takes a seat. The executor receives it once.
 #[derive(Clone, Debug)]
 pub struct Joined {
@@ -59,6 +71,8 @@ pub struct Joined {
     pub images: Arc<[PromptImage]>,
     /// Position of the first token of the second text of a pair.
     pub second_text: Option<u32>,
+    /// Slot of its adapter.
+    pub adapter: Option<AdapterSlot>,
 }
 
 impl Joined {
@@ -72,6 +86,7 @@ impl Joined {
             constrained: false,
             images: Arc::default(),
             second_text: None,
+            adapter: None,
         }
     }
 }
@@ -157,6 +172,8 @@ pub struct StepPlan {
     pub rows: Vec<PlannedRow>,
     /// Seats that sequences have left since the plan before. They are applied first.
     pub left: Vec<Seat>,
+    /// Changes of the executor's slots of adapters, which follow.
+    pub adapters: Vec<AdapterChange>,
     /// Sequences that take a seat in this step. Their block tables are empty.
     pub joined: Vec<Joined>,
     /// Changes of block tables, which follow. With them, the tables have a block for every token of the step and before.
@@ -198,6 +215,7 @@ impl StepPlan {
         self.sequences.clear();
         self.rows.clear();
         self.left.clear();
+        self.adapters.clear();
         self.joined.clear();
         self.tables.clear();
         self.blocks.clear();

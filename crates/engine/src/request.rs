@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::plan::{Logprobs, TokenOutput};
-use crate::{Constraint, PromptImage, TokenSet};
+use crate::{Adapter, Constraint, PromptImage, TokenSet};
 
 /// Sampling parameters. The code that parses the request checks the ranges. Each field has the meaning of OpenAI's API
 /// and vLLM's extensions.
@@ -142,6 +142,8 @@ pub struct Request {
     pub arrival: Instant,
     /// Salt that separates prefix-cache entries.
     pub cache_salt: Option<Arc<str>>,
+    /// Adapter of the sequence; `None` for the base model alone.
+    pub adapter: Option<Adapter>,
     /// Grammar that restricts the output, if any.
     pub constraint: Option<Box<dyn Constraint>>,
     /// `n` of the API request to which this sequence belongs, for the metrics of that request. The first child reports
@@ -163,6 +165,7 @@ impl Request {
             client: ClientId::default(),
             arrival: Instant::now(),
             cache_salt: None,
+            adapter: None,
             constraint: None,
             parent_n: None,
         }
@@ -290,6 +293,9 @@ pub enum SubmitError {
         "the log-probabilities of a prompt with images are not supported with this model: it computes an image in one step"
     )]
     ScoredImages,
+    /// The request has an adapter, and the executor has no room for any.
+    #[error("the server runs without adapters")]
+    NoAdapters,
     /// The engine is paused and refuses new requests.
     #[error("the engine is paused")]
     Paused,

@@ -14,7 +14,9 @@ use crate::scores::PromptScores;
 use crate::stop::RepetitionDetector;
 use crate::stream::{EventSender, FirstEvent};
 use crate::timeline::Timeline;
-use crate::{ClientId, Constraint, FinishReason, Pooling, Request, SamplingParams, Seat, StepId, Task};
+use crate::{
+    Adapter, AdapterSlot, ClientId, Constraint, FinishReason, Pooling, Request, SamplingParams, Seat, StepId, Task,
+};
 
 /// Location of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +90,9 @@ pub(crate) struct Sequence {
     vectors: Vec<f32>,
     /// Position of the first token of the second text of a pair.
     pub(crate) second_text: Option<u32>,
+    pub(crate) adapter: Option<Adapter>,
+    /// Slot of its adapter, while it runs.
+    pub(crate) adapter_slot: Option<AdapterSlot>,
     parent_n: Option<u32>,
     pub(crate) residence: Residence,
     /// Whether the executor knows that the sequence has its seat.
@@ -125,7 +130,8 @@ impl Sequence {
         sender: EventSender,
         limit: usize,
     ) -> Self {
-        let Request { id: name, prompt, images, task, params, priority, client, arrival, constraint, .. } = request;
+        let Request { id: name, prompt, images, task, params, priority, client, arrival, constraint, adapter, .. } =
+            request;
         let (parent_n, second_text) = (request.parent_n, request.second_text);
         let last_output = match task {
             Task::Generate if limit > prompt.len() => LastOutput::Token,
@@ -142,6 +148,8 @@ impl Sequence {
             last_output,
             vectors: Vec::new(),
             second_text,
+            adapter,
+            adapter_slot: None,
             params,
             priority,
             client,

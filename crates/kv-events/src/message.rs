@@ -89,12 +89,22 @@ fn stored(out: &mut Writer, event: &KvEvent, named: bool) {
     tokens.iter().for_each(|&token| out.uint(u64::from(token)));
     name(out, "block_size");
     out.uint(*block_size as u64);
+    let adapter = extra_keys.iter().flatten().find_map(|key| match key {
+        ExtraKey::Adapter(adapter) => Some(adapter),
+        _ => None,
+    });
     name(out, "lora_id");
-    out.nil();
+    match adapter {
+        Some(adapter) => out.uint(adapter.number()),
+        None => out.nil(),
+    }
     name(out, "medium");
     out.text(MEDIUM);
     name(out, "lora_name");
-    out.nil();
+    match adapter {
+        Some(adapter) => out.text(adapter.name()),
+        None => out.nil(),
+    }
     if !extra_keys.is_empty() {
         name(out, "extra_keys");
         out.array(extra_keys.len());
@@ -116,6 +126,7 @@ fn extra(out: &mut Writer, keys: &[ExtraKey]) {
                 out.text(&hash.to_string());
                 out.int(*offset);
             }
+            ExtraKey::Adapter(adapter) => out.text(adapter.name()),
             ExtraKey::CacheSalt(salt) => {
                 out.array(2);
                 out.text("cache_salt");
@@ -258,6 +269,23 @@ mod tests {
         let bytes = encoded(stored, Encoding::Arrays, true);
         let expected = b"\x99\xabBlockStored\x92\x01\x02\xc0\x94\x03\x04\x05\xcd\x01\x2c\x02\xc0\xa3GPU\xc0\x92\x91\x92\xaacache_salt\xa1s\xc0\x00";
         assert_eq!(bytes[11..], expected[..]);
+    }
+
+    #[test]
+    fn blocks_of_an_adapter_tell_its_number_and_name() {
+        let adapter = octavo_engine::Adapter::new(7, "sql", "/adapters/sql", ());
+        let stored = KvEvent::Stored {
+            parent: None,
+            hashes: vec![hash(1)],
+            tokens: vec![3],
+            block_size: 1,
+            extra_keys: vec![vec![ExtraKey::Adapter(adapter)]],
+        };
+        let bytes = encoded(stored, Encoding::Arrays, true);
+        assert_eq!(
+            bytes[11..],
+            b"\x99\xabBlockStored\x91\x01\xc0\x91\x03\x01\x07\xa3GPU\xa3sql\x91\x91\xa3sql\x00"[..]
+        );
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use octavo_ops::cost::{Cost, ElementBytes, StepShape, op_cost, step_cost};
-use octavo_ops::{BufferId, EmbedIds, InjectMode, MergeKind, Op, Program, Residual, WeightId};
+use octavo_ops::{BufferId, EmbedIds, InjectMode, LoraInput, MergeKind, Op, Program, Residual, WeightId};
 
 use crate::config::{AttentionConfig, ModelConfig, VisionConfig};
 use crate::progress::human_bytes;
@@ -271,6 +271,10 @@ impl Report<'_> {
             },
             Op::Linear(l) if l.add == Some(l.out) => format!("{} → += {}", b(&l.input), b(&l.out)),
             Op::Linear(l) => format!("{} → {}", b(&l.input), b(&l.out)),
+            Op::Lora(l) => match l.input {
+                LoraInput::Rows(input) => format!("{} → += {}", b(&input), b(&l.out)),
+                LoraInput::Tokens => format!("ids[T] → += {}", b(&l.out)),
+            },
             Op::Patches { out } => format!("bytes[T] → {}", b(out)),
             Op::EmbedTaps(e) => format!("taps[T] → += {}", b(&e.out)),
             Op::QkvPost(q) => format!("{} → {}, KV", b(&q.input), b(&q.out)),
@@ -323,6 +327,7 @@ fn weights_of(op: &Op) -> Vec<WeightId> {
         Op::Route(r) => [Some(r.weight), r.bias, r.correction].into_iter().flatten().collect(),
         Op::ExpertLinear(l) => std::iter::once(l.weight).chain(l.bias).collect(),
         Op::Patches { .. }
+        | Op::Lora(_)
         | Op::PagedAttention(_)
         | Op::SegmentAttention(_)
         | Op::Glu(_)

@@ -24,7 +24,7 @@ pub mod progress;
 mod resolve;
 pub mod testing;
 
-pub use adapter::{AdapterError, MergeOptions, Merged, merge};
+pub use adapter::{AdapterError, AdapterTargets, MergeOptions, Merged, ServedAdapter, adapter_base, merge};
 pub use catalog::CatalogEntry;
 pub use checkpoint::{
     Checkpoint, CheckpointError, Format, GenerationConfig, GgufError, GgufTokenizer, GridType, ImageSize, OpenOptions,

@@ -1,11 +1,12 @@
-//! Adapters that are damaged, hostile or made for another model.
+//! Adapters that are damaged, hostile or made for another model, merged and served.
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
 use std::path::{Path, PathBuf};
 
 use octavo_models::progress::Silent;
-use octavo_models::{MergeOptions, merge};
+use octavo_models::{AdapterTargets, Checkpoint, MergeOptions, build_program, merge};
+use octavo_ops::{AdapterSource, WeightSource};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 
@@ -53,6 +54,12 @@ impl Case {
         assert_eq!(left, if merged.is_ok() { 2 } else { 1 });
         merged.map(|_| ()).map_err(|error| error.to_string())
     }
+}
+
+/// Returns the targets of adapters in a checkpoint.
+fn targets(base: &str) -> AdapterTargets {
+    let checkpoint = Checkpoint::open(&testdata(base)).unwrap();
+    AdapterTargets::new(&checkpoint, &build_program(&checkpoint).unwrap().with_adapters())
 }
 
 fn tensors(module: &str, a: [usize; 2], b: [usize; 2]) -> Vec<(String, Vec<usize>, f32)> {
@@ -135,11 +142,81 @@ fn damaged_files_are_named() {
         let options = MergeOptions { base: &testdata(BASE), adapter, output: &output };
         merge(options, &Silent).unwrap_err().to_string()
     };
-    assert!(merged(folder.path()).contains("has no adapter_config.json"));
+    assert!(merged(folder.path()).contains("there is no adapter_config.json"));
     let adapter = folder.path().join("adapter");
     Case::sound().write(&adapter);
     std::fs::write(adapter.join("adapter_model.safetensors"), "text").unwrap();
     assert!(merged(&adapter).contains("the safetensors header is invalid"));
     std::fs::write(adapter.join("adapter_config.json"), "[]").unwrap();
     assert!(merged(&adapter).contains("it is not a JSON object"));
+}
+
+#[test]
+fn an_adapter_that_cannot_be_served_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let module = |name: &str| format!("base_model.model.model.layers.0.{name}");
+    let load = |base: &str, case: Case, rank: usize| {
+        case.write(folder.path());
+        targets(base).load(folder.path(), rank).map(|adapter| adapter.rank()).map_err(|error| error.to_string())
+    };
+    assert_eq!(load(BASE, Case::sound(), 2), Ok(2));
+    assert_eq!(load("llama-gguf/model.gguf", Case::sound(), 16), Ok(2));
+    let of = |name: &str, a, b| Case { tensors: tensors(&module(name), a, b), ..Case::sound() };
+    for (base, case, rank, part) in [
+        (
+            BASE,
+            Case::sound(),
+            1,
+            "its rank 2 at 'model.layers.0.self_attn.q_proj' is above the largest that is served, 1",
+        ),
+        (
+            BASE,
+            of("self_attn.x_proj", [2, 64], [64, 2]),
+            16,
+            "the model has no weight 'model.layers.0.self_attn.x_proj'",
+        ),
+        (BASE, of("self_attn.q_norm", [2, 64], [64, 2]), 16, "that adapters can change"),
+        (
+            BASE,
+            of("self_attn.q_proj", [2, 64], [32, 2]),
+            16,
+            "is 32 x 64, but the model's weight has 64 outputs and 64 inputs",
+        ),
+        (
+            "qwen3-moe",
+            of("mlp.experts.1.up_proj", [2, 64], [48, 2]),
+            16,
+            "adapters of experts and routers are not supported",
+        ),
+        ("qwen3-moe", of("mlp.gate", [2, 64], [4, 2]), 16, "adapters of experts and routers are not supported"),
+    ] {
+        let error = load(base, case, rank).unwrap_err();
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    let error = targets(BASE).load(&folder.path().join("none"), 16).unwrap_err().to_string();
+    assert!(error.contains("has no adapter: there is no adapter_config.json"), "{error}");
+}
+
+/// Some families fuse projections, and a mixture of experts has plain products beside the experts.
+#[test]
+fn every_family_lists_its_modules() {
+    let folder = tempfile::tempdir().unwrap();
+    for (base, name, tensor) in [
+        ("phi3", "self_attn.qkv_proj", "model.layers.0.self_attn.qkv_proj.weight"),
+        ("phi3-gguf/model.gguf", "self_attn.qkv_proj", "blk.0.attn_qkv.weight"),
+        ("phi3-gguf/model.gguf", "mlp.gate_up_proj", "blk.0.ffn_up.weight"),
+        ("gemma3", "mlp.gate_proj", "model.layers.0.mlp.gate_proj.weight"),
+        ("gemma3-gguf/model.gguf", "mlp.up_proj", "blk.0.ffn_up.weight"),
+        ("qwen3-moe", "self_attn.v_proj", "model.layers.0.self_attn.v_proj.weight"),
+        ("qwen2-moe", "mlp.shared_expert.gate_proj", "model.layers.1.mlp.shared_expert.gate_proj.weight"),
+        ("deepseek-v3", "self_attn.q_a_proj", "model.layers.0.self_attn.q_a_proj.weight"),
+    ] {
+        let shape = Checkpoint::open(&testdata(base)).unwrap().tensor(tensor).unwrap().shape;
+        let layer = if base == "qwen2-moe" { 1 } else { 0 };
+        let module = format!("base_model.model.model.layers.{layer}.{name}");
+        let case = Case { tensors: tensors(&module, [2, shape[1]], [shape[0], 2]), ..Case::sound() };
+        case.write(folder.path());
+        let rank = targets(base).load(folder.path(), 16).map(|adapter| adapter.rank());
+        assert_eq!(rank.map_err(|error| error.to_string()), Ok(2), "{base}, {name}");
+    }
 }

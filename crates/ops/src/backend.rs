@@ -6,7 +6,8 @@ use crate::cost::{ElementBytes, Peaks};
 use crate::dummy::DummyRule;
 use crate::sampling::{SampleBatch, SampledToken};
 use crate::{
-    BackendError, EncodeBatch, KvGroup, Program, ProgramKind, Slab, StepBatch, StorageType, WeightError, WeightPart,
+    AdapterSource, BackendError, EncodeBatch, KvGroup, Program, ProgramKind, Slab, StepBatch, StorageType, WeightError,
+    WeightPart,
 };
 
 /// A tensor of a checkpoint in its storage type, usually a view of the mapped file.
@@ -223,6 +224,17 @@ pub trait Backend: Send {
     /// Returns rows of the media cache, for parity tests and tools.
     fn media(&self, _rows: &[u32]) -> Result<Vec<f32>, BackendError> {
         Err(BackendError::Unsupported { backend: self.name(), what: "image encoders".into() })
+    }
+
+    /// Allocates `slots` empty slots for adapters of at most the given rank. The program must have sites
+    /// ([`Program::with_adapters`]).
+    fn allocate_adapters(&mut self, _slots: usize, _rank: usize) -> Result<(), BackendError> {
+        Err(BackendError::Unsupported { backend: self.name(), what: "adapters".into() })
+    }
+
+    /// Copies an adapter into a slot, whose content it replaces. No step may be under way that uses the slot.
+    fn set_adapter(&mut self, _slot: usize, _adapter: &dyn AdapterSource) -> Result<(), BackendError> {
+        Err(BackendError::Unsupported { backend: self.name(), what: "adapters".into() })
     }
 
     /// Copies whole blocks `(from, to)` of a KV group.

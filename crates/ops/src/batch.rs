@@ -1,6 +1,6 @@
 //! The flat arrays of one step.
 
-use crate::Program;
+use crate::{Program, Rows};
 
 /// The block tables of one KV group by seat. They stay from step to step, so that a step changes only what is new.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -85,6 +85,8 @@ pub struct StepBatch {
     pub token_types: Vec<u32>,
     /// Seat of each sequence, `[S]`: its index in what is kept from step to step.
     pub seats: Vec<u32>,
+    /// Adapter of each sequence, `[S]`: 0 for none, or 1 + its slot. Empty if no sequence has one.
+    pub adapters: Vec<u32>,
     /// Rows of `[T]` that [`InjectRows`](crate::InjectRows) changes, ascending.
     pub injected: Vec<InjectedRow>,
     /// Place in its sequence after the last key that each row sees, `[T]`: after its own, or after the span that its
@@ -110,6 +112,8 @@ pub struct Limits<'a> {
     pub drawn: usize,
     /// Number of rows of the media cache.
     pub media_rows: usize,
+    /// Number of slots of adapters.
+    pub adapters: usize,
 }
 
 impl StepBatch {
@@ -137,6 +141,7 @@ impl StepBatch {
             pooled_lens: Vec::new(),
             token_types: Vec::new(),
             seats: Vec::with_capacity(sequences),
+            adapters: Vec::new(),
             injected: Vec::new(),
             seen_ends: Vec::new(),
         }
@@ -163,6 +168,19 @@ impl StepBatch {
         end - self.query_range(s).len()..end
     }
 
+    /// Returns the rows of a buffer whose sequences have adapters, each with 1 + the slot of its adapter. `rows` are those of
+    /// the step or the sampled ones.
+    pub fn adapted(&self, rows: Rows) -> impl Iterator<Item = (u32, u32)> {
+        let sampled: &[u32] = if rows == Rows::Sampled { &self.sampled_rows } else { &[] };
+        let tokens = if rows == Rows::Tokens { self.adapters.len() } else { 0 };
+        let all = (0..tokens).flat_map(move |s| self.query_range(s).map(move |row| (row as u32, self.adapters[s])));
+        let sampled = sampled.iter().enumerate().filter(|_| !self.adapters.is_empty()).map(|(index, row)| {
+            let sequence = self.query_start.partition_point(|start| start <= row) - 1;
+            (index as u32, self.adapters[sequence])
+        });
+        all.chain(sampled).filter(|(_, adapter)| *adapter != 0)
+    }
+
     /// Returns the block tables of the step's sequences in a KV group.
     pub fn tables(&self, group: usize) -> SequenceTables<'_> {
         SequenceTables { tables: &self.block_tables[group], seats: &self.seats }
@@ -180,6 +198,7 @@ impl StepBatch {
         self.pooled_lens.clear();
         self.token_types.clear();
         self.seats.clear();
+        self.adapters.clear();
         self.injected.clear();
         self.seen_ends.clear();
     }
@@ -187,7 +206,7 @@ impl StepBatch {
     /// Checks that every index is in range and every array has its length, so that a defect of the caller is an error
     /// and not a write to another sequence's block. The error describes the defect.
     pub fn check(&self, program: &Program, limits: Limits<'_>) -> Result<(), &'static str> {
-        let Limits { kv, drawn, media_rows } = limits;
+        let Limits { kv, drawn, media_rows, adapters } = limits;
         self.check_rows(program)?;
         let (tokens, sequences) = (self.tokens(), self.sequences());
         let rows = self.token_ids.iter().filter(|&id| id & Self::DRAWN != 0).map(|id| id & !Self::DRAWN);
@@ -204,6 +223,8 @@ impl StepBatch {
         require(self.injected.is_sorted_by(|a, b| a.row < b.row), "the order of images' rows")?;
         let is_kept = |injected: &InjectedRow| (injected.media as usize) < media_rows;
         require(self.injected.iter().all(is_kept), "a row beyond the media cache")?;
+        require(self.adapters.is_empty() || self.adapters.len() == sequences, "adapters")?;
+        require(self.adapters.iter().all(|&slot| slot as usize <= adapters), "an adapter beyond the slots")?;
         let groups = program.kv_groups.len();
         require(kv.len() == groups, "no KV cache is allocated")?;
         require(self.slot_mapping.len() == groups && self.block_tables.len() == groups, "the number of KV groups")?;
@@ -266,6 +287,7 @@ impl StepBatch {
         out.pooled_lens.extend_from_slice(&self.pooled_lens);
         out.token_types.extend_from_slice(&self.token_types);
         out.seats.extend(0..self.sequences() as u32);
+        out.adapters.extend_from_slice(&self.adapters);
         out.slot_mapping.resize_with(1, Vec::new);
         out.block_tables.resize_with(1, BlockTables::default);
         let (slot_mapping, tables) = (&mut out.slot_mapping[0], &mut out.block_tables[0]);

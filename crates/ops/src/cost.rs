@@ -257,6 +257,8 @@ impl Pricer<'_> {
             Op::EmbedTaps(taps) => self.embed_taps(taps),
             Op::Norm(norm) => self.norm(norm),
             Op::Linear(linear) => self.linear(linear),
+            // A step's shape does not say which rows have adapters.
+            Op::Lora(_) => Cost::default(),
             Op::QkvPost(post) => self.qkv_post(post),
             Op::HeadLinear(linear) => self.head_linear(linear),
             Op::LatentPost(post) => self.latent_post(post),

@@ -6,6 +6,7 @@
 //!
 //! **Invariant:** this crate depends on no other crate of the workspace and touches no device.
 
+mod adapter;
 mod backend;
 mod batch;
 pub mod cost;
@@ -22,6 +23,7 @@ mod storage;
 #[cfg(feature = "testing")]
 pub mod testing;
 
+pub use adapter::{AdapterSource, Lora, LoraInput, LoraMatrices, Site, SiteId, SiteKind};
 pub use backend::{
     Backend, DeviceProfile, TensorData, WeightSource, check_block_counts, check_block_size, check_encoder,
 };

@@ -2,6 +2,7 @@
 //! E = rows whose hidden state is returned, M = merged rows of an encoder, k·T = rows of a mixture of k experts per token;
 //! activations are row-major `[rows, cols]`.
 
+use crate::adapter::{Lora, LoraInput};
 use crate::experts::{ExpertLinear, ExpertSum, GateRows, Route};
 use crate::latent::{HeadLinear, LatentPost};
 use crate::program::{BufferId, HeadShape, WeightId};
@@ -23,6 +24,8 @@ pub enum Op {
     Norm(NormOp),
     /// Matrix product with a (fused) weight, see [`Linear`].
     Linear(Linear),
+    /// What adapters add to a product, see [`Lora`].
+    Lora(Lora),
     /// Split, q/k norm, rotary embedding and KV write, see [`QkvPost`].
     QkvPost(QkvPost),
     /// Matrix products of each head with a matrix of its own, see [`HeadLinear`].
@@ -86,6 +89,7 @@ impl Op {
             Op::EmbedTaps(_) => "EmbedTaps",
             Op::Norm(_) => "Norm",
             Op::Linear(_) => "Linear",
+            Op::Lora(_) => "Lora",
             Op::QkvPost(_) => "QkvPost",
             Op::HeadLinear(_) => "HeadLinear",
             Op::LatentPost(_) => "LatentPost",
@@ -122,6 +126,10 @@ impl Op {
             Self::EmbedTaps(op) => vec![op.out],
             Self::Norm(op) => std::iter::once(op.input).chain(op.add.map(Residual::buffer)).collect(),
             Self::Linear(op) => std::iter::once(op.input).chain(op.add).collect(),
+            Self::Lora(op) => match op.input {
+                LoraInput::Rows(input) => vec![input, op.out],
+                LoraInput::Tokens => vec![op.out],
+            },
             Self::QkvPost(op) => vec![op.input],
             Self::HeadLinear(op) => vec![op.input],
             Self::LatentPost(op) => vec![op.q, op.kv, op.out],
@@ -151,6 +159,7 @@ impl Op {
             Self::EmbedTaps(op) => vec![op.out],
             Self::Norm(op) => std::iter::once(op.out).chain(op.add.and_then(Residual::updated)).collect(),
             Self::Linear(op) => vec![op.out],
+            Self::Lora(op) => vec![op.out],
             Self::QkvPost(op) => vec![op.out],
             Self::HeadLinear(op) => vec![op.out],
             Self::LatentPost(op) => vec![op.out],

@@ -433,6 +433,7 @@ fn batch() -> StepBatch {
         sampled_rows: vec![2, 3],
         pooled_rows: vec![2],
         seats: vec![0, 1],
+        adapters: vec![],
         injected: vec![],
     }
 }

@@ -106,6 +106,7 @@ fn decoding(context: usize) -> (ManualEngine, Vec<RequestStream>) {
         max_model_len: length,
         kv: KvBudget::Blocks(blocks),
         async_scheduling: None,
+        adapters: None,
     };
     let runner = Runner::new(Box::new(backend), program, config).unwrap();
     let config = EngineConfig {

@@ -8,6 +8,7 @@ use octavo_engine::{ExecutorError, InputToken, Logprobs, RowKind, StepMasks, Ste
 use octavo_ops::sampling::{SampleBatch, SampleRow, SampledToken, TokenCounts};
 use octavo_ops::{Backend, BackendError, Program, StepBatch};
 
+use crate::adapters::PendingAdapters;
 use crate::fill::{Drawn, Shape, fill};
 use crate::images::Images;
 use crate::meter::StepMeter;
@@ -45,6 +46,7 @@ pub(crate) struct Device {
     backend: Box<dyn Backend>,
     shape: Shape,
     seats: Seats,
+    adapters: PendingAdapters,
     /// Encoder of images, if the model has one that is in use.
     images: Option<Images>,
     meter: StepMeter,
@@ -109,6 +111,7 @@ impl Device {
             backend,
             shape: Shape::of(program, config.block_size),
             seats: Seats::new(config.max_num_seqs),
+            adapters: PendingAdapters::default(),
             images,
             meter,
             batch: StepBatch::with_capacity(tokens, sequences, rows, groups),
@@ -169,8 +172,13 @@ impl Device {
         for joined in &plan.joined {
             self.seats.join(plan.step, joined).map_err(malformed)?;
         }
+        self.adapters.apply(&plan.adapters, &mut *self.backend);
         let Self { batch, seats, drawn, shape, .. } = self;
         fill(batch, plan, shape, drawn, &&*seats).map_err(malformed)?;
+        let slots = batch.adapters.iter().filter_map(|adapter| adapter.checked_sub(1));
+        if let Some(reason) = slots.into_iter().find_map(|slot| self.adapters.refused(slot)) {
+            return Err(lost(reason));
+        }
         if !plan.encode.is_empty() {
             let images =
                 self.images.as_mut().ok_or_else(|| malformed("it has images, the runner has no encoder".into()))?;

@@ -1,6 +1,6 @@
 //! Conversion of a [`StepPlan`] into the flat arrays of a [`StepBatch`].
 
-use octavo_engine::{InputToken, PlannedSequence, Seat, StepPlan, TableChange};
+use octavo_engine::{AdapterSlot, InputToken, PlannedSequence, Seat, StepPlan, TableChange};
 use octavo_models::ImagePositions;
 use octavo_ops::{BlockTables, InjectedRow, Program, StepBatch};
 
@@ -36,6 +36,8 @@ pub(crate) struct Shape {
     pub(crate) has_types: bool,
     /// Whether the tokens of an image see each other.
     pub(crate) has_spans: bool,
+    /// Whether adapters add to its products.
+    pub(crate) has_sites: bool,
 }
 
 impl Shape {
@@ -47,6 +49,7 @@ impl Shape {
             reduces_rows: program.reduces_rows(),
             has_types: program.token_types() > 0,
             has_spans: program.has_spans(),
+            has_sites: !program.sites.is_empty(),
         }
     }
 }
@@ -58,6 +61,9 @@ pub(crate) trait SeatInputs<'a> {
 
     /// Returns the position of the first token of the second text, if a seat's prompt is a pair.
     fn second_text(&self, seat: Seat) -> Option<u32>;
+
+    /// Returns the slot of the adapter of a seat's sequence.
+    fn adapter(&self, seat: Seat) -> Option<AdapterSlot>;
 }
 
 /// Writes the plan into the batch and reuses its memory. `drawn` are the tokens of the step before.
@@ -83,12 +89,18 @@ pub(crate) fn fill<'a>(
             let positions = (sequence.first_position..).take(sequence.tokens.len());
             batch.token_types.extend(positions.map(|position| u32::from(position >= second)));
         }
+        if shape.has_sites {
+            batch.adapters.push(seats.adapter(sequence.seat).map_or(0, |slot| slot + 1));
+        }
         if shape.has_spans {
             push_spans(batch, sequence, seats)?;
         }
         for group in 0..groups {
             push_slots(batch, sequence, group, block_size)?;
         }
+    }
+    if batch.adapters.iter().all(|adapter| *adapter == 0) {
+        batch.adapters.clear();
     }
     if streams > 1 {
         fill_positions(batch, plan, streams, seats);
@@ -287,10 +299,22 @@ mod tests {
         fn second_text(&self, seat: Seat) -> Option<u32> {
             self.pair.filter(|(of, _)| *of == seat).map(|(_, second)| second)
         }
+
+        fn adapter(&self, _: Seat) -> Option<AdapterSlot> {
+            None
+        }
     }
 
     fn shape(streams: usize) -> Shape {
-        Shape { block_size: 4, groups: 2, streams, reduces_rows: false, has_types: false, has_spans: false }
+        Shape {
+            block_size: 4,
+            groups: 2,
+            streams,
+            reduces_rows: false,
+            has_types: false,
+            has_spans: false,
+            has_sites: false,
+        }
     }
 
     #[test]
@@ -360,6 +384,7 @@ mod tests {
             pooled_lens: vec![],
             token_types: vec![],
             seats: vec![4, 2],
+            adapters: vec![],
             injected: vec![],
             seen_ends: vec![],
         };

@@ -8,6 +8,7 @@
 //!
 //! **Invariant:** once the arrays have grown to its size, a step allocates only for log-probabilities and embeddings.
 
+mod adapters;
 mod cost;
 mod device;
 mod fill;
@@ -17,6 +18,7 @@ mod meter;
 mod runner;
 mod seats;
 
+pub use adapters::{AdapterLimits, AdapterWeights};
 pub use images::ImageConfig;
 pub use memory::{KvBudget, MemoryPlan, RunnerConfig, RunnerError, max_rows};
 pub use runner::Runner;

@@ -2,6 +2,8 @@
 
 use octavo_ops::{Backend, BackendError, Program};
 
+use crate::AdapterLimits;
+
 /// Number of prompt rows that a step may score, beside a row for each sequence. They bound the memory of the logits.
 const SCORED_ROWS: usize = 64;
 
@@ -48,6 +50,8 @@ pub struct RunnerConfig {
     /// Whether a step is submitted before the tokens of the one before are known. `None` uses the backend's default
     /// ([`Backend::max_in_flight`]).
     pub async_scheduling: Option<bool>,
+    /// Room for adapters; `None` without them. The program must have sites for them.
+    pub adapters: Option<AdapterLimits>,
 }
 
 /// Memory use, for the start-up log.

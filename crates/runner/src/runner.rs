@@ -12,6 +12,7 @@ use octavo_ops::cost::{Peaks, StepPricer};
 use octavo_ops::{Backend, Program};
 use octavo_telemetry::{DeviceConfig, DeviceMemory, DeviceMetrics};
 
+use crate::adapters::AdapterLimits;
 use crate::cost::ProgramCost;
 use crate::device::{Command, Device, StepResult};
 use crate::images::{ImageConfig, Images};
@@ -28,6 +29,7 @@ pub struct Runner {
     memory: MemoryPlan,
     vocab_size: usize,
     max_rows: usize,
+    adapter_slots: usize,
     max_in_flight: usize,
     pricer: StepPricer,
     /// Peak rates of the device, if they are known.
@@ -70,6 +72,9 @@ impl Runner {
         if let Some(images) = images {
             backend.allocate_media(images.media_rows)?;
         }
+        if let Some(AdapterLimits { slots, rank }) = config.adapters {
+            backend.allocate_adapters(slots, rank)?;
+        }
         let max_in_flight = match config.async_scheduling {
             Some(two) => 1 + usize::from(two),
             None => backend.max_in_flight().clamp(1, 2),
@@ -102,6 +107,7 @@ impl Runner {
             memory,
             vocab_size: program.vocab_size,
             max_rows: max_rows(config.max_num_seqs),
+            adapter_slots: config.adapters.map_or(0, |limits| limits.slots),
             max_in_flight,
             pricer,
             peaks: profile.peaks,
@@ -152,6 +158,10 @@ impl Executor for Runner {
 
     fn max_rows(&self) -> usize {
         self.max_rows
+    }
+
+    fn adapter_slots(&self) -> usize {
+        self.adapter_slots
     }
 
     fn max_in_flight(&self) -> usize {

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use octavo_engine::{InputToken, Joined, PlannedRow, PromptImage, RowKind, SamplingParams, Seat, StepId, StepPlan};
+use octavo_engine::{
+    AdapterSlot, InputToken, Joined, PlannedRow, PromptImage, RowKind, SamplingParams, Seat, StepId, StepPlan,
+};
 use octavo_models::{ImagePositions, ImageSpan};
 use octavo_ops::sampling::{SampleParams, SampleRow, TokenCounts};
 
@@ -33,6 +35,8 @@ struct SeatState {
     images: Option<ImagePositions>,
     /// Position of the first token of the second text of a pair.
     second_text: Option<u32>,
+    /// Slot of the adapter.
+    adapter: Option<AdapterSlot>,
 }
 
 impl<'a> SeatInputs<'a> for &'a Seats {
@@ -42,6 +46,10 @@ impl<'a> SeatInputs<'a> for &'a Seats {
 
     fn second_text(&self, seat: Seat) -> Option<u32> {
         self.state(seat).ok()?.second_text
+    }
+
+    fn adapter(&self, seat: Seat) -> Option<AdapterSlot> {
+        self.state(seat).ok()?.adapter
     }
 }
 
@@ -191,6 +199,7 @@ impl SeatState {
             ends,
             images,
             second_text: joined.second_text,
+            adapter: joined.adapter,
         }
     }
 }

@@ -3,20 +3,30 @@
 #![allow(clippy::unwrap_used, reason = "the helpers of a test may panic, as it may")]
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use octavo_backend_candle::CandleBackend;
 use octavo_engine::{
-    Engine, EngineConfig, FinishReason, Logprobs, Pooling, Request, RequestEvent, RequestStream, SamplingParams,
-    Speculation, Task, TokenOutput,
+    Adapter, Engine, EngineConfig, FinishReason, Logprobs, Pooling, Request, RequestEvent, RequestStream,
+    SamplingParams, Speculation, Task, TokenOutput,
 };
 use octavo_ops::sampling::{SampleBatch, SampledToken};
-use octavo_ops::testing::{QkNormWidth, Scales, TestRng, TinyModel};
-use octavo_ops::{Backend, BackendError, KvGroup, Program, StepBatch, WeightSource};
-use octavo_runner::{KvBudget, Runner, RunnerConfig};
+use octavo_ops::testing::{QkNormWidth, Scales, TestAdapter, TestRng, TinyModel};
+use octavo_ops::{AdapterSource, Backend, BackendError, KvGroup, Program, StepBatch, WeightSource};
+use octavo_runner::{AdapterLimits, AdapterWeights, KvBudget, Runner, RunnerConfig};
 use octavo_telemetry::{Telemetry, TelemetryConfig};
 
 const MAX_LEN: usize = 96;
+const RANK: usize = 4;
+
+/// Adapters of the requests: one more than a step can use.
+static ADAPTERS: LazyLock<[Adapter; 3]> = LazyLock::new(|| {
+    let program = model().build().unwrap().0.with_adapters();
+    [(1, "a"), (2, "b"), (3, "c")].map(|(number, name)| {
+        let weights = TestAdapter::random(&program, RANK, &mut TestRng(number));
+        Adapter::new(number, name, "memory", AdapterWeights(Arc::new(weights)))
+    })
+});
 
 /// Returns a model with two KV groups, so that a mix-up of block tables is detected.
 fn model() -> TinyModel {
@@ -85,6 +95,14 @@ impl Backend for Launching {
         self.inner.allocate_kv(block_size, blocks)
     }
 
+    fn allocate_adapters(&mut self, slots: usize, rank: usize) -> Result<(), BackendError> {
+        self.inner.allocate_adapters(slots, rank)
+    }
+
+    fn set_adapter(&mut self, slot: usize, adapter: &dyn AdapterSource) -> Result<(), BackendError> {
+        self.inner.set_adapter(slot, adapter)
+    }
+
     fn max_in_flight(&self) -> usize {
         2
     }
@@ -126,6 +144,7 @@ impl Backend for Launching {
 
 fn engine(config: EngineConfig, blocks: usize, steps: Steps) -> (Engine, Telemetry) {
     let (program, weights) = model().build().unwrap();
+    let program = program.with_adapters();
     let mut backend: Box<dyn Backend> = match steps {
         Steps::Apart | Steps::Queued => Box::new(CandleBackend::new()),
         Steps::Launched => {
@@ -140,6 +159,7 @@ fn engine(config: EngineConfig, blocks: usize, steps: Steps) -> (Engine, Telemet
         max_model_len: config.max_model_len,
         kv: KvBudget::Blocks(blocks),
         async_scheduling: (steps == Steps::Queued).then_some(true),
+        adapters: Some(AdapterLimits { slots: 2, rank: RANK }),
     };
     let runner = Runner::new(backend, Arc::new(program), runner_config).unwrap();
     let telemetry = Telemetry::new(TelemetryConfig { model_name: "tiny".into(), engine: 0, max_model_len: MAX_LEN });
@@ -210,18 +230,22 @@ fn requests() -> Vec<(Vec<u32>, SamplingParams)> {
     requests
 }
 
+/// Submits a request of [`requests`]. Half of them have an adapter.
+fn submit(engine: &Engine, (index, (prompt, params)): (usize, (Vec<u32>, SamplingParams))) -> RequestStream {
+    let adapter = if index % 2 == 0 { None } else { Some(ADAPTERS[index % 3].clone()) };
+    engine.handle().submit(Request { adapter, ..request(&prompt, &params) }).unwrap()
+}
+
 async fn one_by_one(engine: &Engine) -> Vec<(Vec<TokenOutput>, FinishReason)> {
     let mut outputs = Vec::new();
-    for (prompt, params) in requests() {
-        outputs.push(collect(engine.handle().submit(request(&prompt, &params)).unwrap()).await);
+    for request in requests().into_iter().enumerate() {
+        outputs.push(collect(submit(engine, request)).await);
     }
     outputs
 }
 
 async fn all_at_once(engine: &Engine) -> Vec<(Vec<TokenOutput>, FinishReason)> {
-    let submit =
-        |(prompt, params): &(Vec<u32>, SamplingParams)| engine.handle().submit(request(prompt, params)).unwrap();
-    let streams: Vec<_> = requests().iter().map(submit).collect();
+    let streams: Vec<_> = requests().into_iter().enumerate().map(|request| submit(engine, request)).collect();
     let mut outputs = Vec::new();
     for stream in streams {
         outputs.push(collect(stream).await);
@@ -235,6 +259,11 @@ async fn the_same_request_gives_the_same_tokens() {
     let expected = one_by_one(&alone).await;
     assert!(expected.iter().all(|(tokens, _)| tokens.len() >= 4), "min_tokens");
     assert!(expected.iter().any(|(tokens, _)| tokens.len() >= 14));
+    // The adapters make a difference.
+    for (index, (prompt, params)) in requests().into_iter().enumerate() {
+        let base = collect(alone.handle().submit(request(&prompt, &params)).unwrap()).await;
+        assert_eq!(base == expected[index], index % 2 == 0, "request {index}");
+    }
     alone.join();
 
     let settings = [

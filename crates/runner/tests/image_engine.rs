@@ -151,6 +151,7 @@ impl Rig {
             max_model_len: 96,
             kv: KvBudget::Blocks(setting.blocks),
             async_scheduling: None,
+            adapters: None,
         };
         let runner =
             Runner::observed(backend, Arc::new(decoder), runner_config, Some(&images), |_| DeviceMetrics::disabled());

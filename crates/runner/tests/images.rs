@@ -23,6 +23,7 @@ const CONFIG: RunnerConfig = RunnerConfig {
     max_model_len: 128,
     kv: KvBudget::Blocks(12),
     async_scheduling: None,
+    adapters: None,
 };
 
 fn folder() -> PathBuf {

@@ -11,6 +11,7 @@ use octavo_telemetry::{EngineMetrics, HttpMetrics, Telemetry};
 use octavo_text::{Grammar, GrammarCompiler, GrammarError, GrammarLimits, GrammarSpec};
 use tokio::time::{Instant, sleep_until};
 
+use crate::adapters::Adapters;
 use crate::api::development::Pause;
 use crate::api::responses::stored::ResponseStore;
 use crate::body::BodyBudget;
@@ -57,6 +58,8 @@ pub(crate) struct App {
     pub(crate) keys: ApiKeys,
     pub(crate) load: Load,
     pub(crate) pause: Pause,
+    /// The adapters; `None` if the server runs without.
+    pub(crate) adapters: Option<Adapters>,
     /// The stored responses; `None` if none are stored.
     pub(crate) responses: Option<Arc<ResponseStore>>,
     /// Created for the first grammar: creation takes a moment, and most servers never see a grammar.
@@ -108,10 +111,17 @@ pub struct Server {
 
 impl Server {
     /// Creates a server for a running engine. Without a served name, the model is served under `model_root`.
-    pub fn new(engine: EngineHandle, text: TextModel, telemetry: Telemetry, mut config: ServerConfig) -> Self {
+    pub fn new(
+        engine: EngineHandle,
+        text: TextModel,
+        telemetry: Telemetry,
+        mut config: ServerConfig,
+        adapters: Option<Adapters>,
+    ) -> Self {
         if config.served_model_names.is_empty() {
             config.served_model_names.push(config.model_root.clone());
         }
+        config.adapter_routes &= adapters.is_some();
         let counted = served(&config).filter(|route| route.counted);
         let labels: Vec<_> = counted.map(|route| (route.method, route.path)).collect();
         let state = Arc::new(App {
@@ -124,6 +134,7 @@ impl Server {
             keys: ApiKeys::new(telemetry.clone(), &config.api_keys, &config.key_entries),
             load: Load::default(),
             pause: Pause::default(),
+            adapters,
             responses: config.response_store.map(|limits| Arc::new(ResponseStore::new(limits))),
             bodies: BodyBudget::new(&config.connection),
             longest_token: text.tokenizer.longest_token(),

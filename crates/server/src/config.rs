@@ -216,6 +216,8 @@ pub struct ServerConfig {
     pub development: bool,
     /// The limits of stored responses; `None` if none are stored.
     pub response_store: Option<StoreLimits>,
+    /// Whether there are routes that load and unload adapters, if the server has any.
+    pub adapter_routes: bool,
     /// The answer of GET /kv_event_sources: one entry for each engine that publishes.
     pub kv_event_sources: Vec<KvEventSource>,
     /// The logging of requests.
@@ -256,6 +258,7 @@ impl Default for ServerConfig {
             tokenizer_info: false,
             development: false,
             response_store: None,
+            adapter_routes: false,
             kv_event_sources: vec![],
             log: RequestLog::default(),
             api: ApiConfig::default(),

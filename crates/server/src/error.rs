@@ -163,6 +163,21 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "NotFoundError", message).with_param("model")
     }
 
+    /// 400: a request to change the adapters that contradicts itself or what is served.
+    pub(crate) fn user_input(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "InvalidUserInput", message)
+    }
+
+    /// 404: there is no such adapter.
+    pub(crate) fn adapter_not_found(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "NotFoundError", message)
+    }
+
+    /// 500, as in vLLM: an adapter that cannot be used.
+    pub(crate) fn adapter_refused(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalServerError", message)
+    }
+
     /// 400: a request that is refused, under the type of OpenAI's API.
     pub(crate) fn invalid_request(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
@@ -268,7 +283,8 @@ impl ApiError {
             SubmitError::TooManyRequests { .. } | SubmitError::TooManyTokens { .. } => Self::busy(error),
             SubmitError::PromptTooLong { tokens, limit } => Self::prompt_too_long(*tokens, false, *limit),
             SubmitError::EmptyPrompt => Self::bad_request("The decoder prompt cannot be empty"),
-            SubmitError::NoImages
+            SubmitError::NoAdapters
+            | SubmitError::NoImages
             | SubmitError::ImageTooLarge { .. }
             | SubmitError::MalformedImage { .. }
             | SubmitError::ScoredImages => Self::bad_request(error.to_string()),

@@ -12,6 +12,7 @@
 //!
 //! **Invariant:** this crate knows no scheduler and no tensor: it submits token ids and reads token ids.
 
+mod adapters;
 mod api;
 mod app;
 mod auth;
@@ -50,7 +51,7 @@ mod trace;
 mod watch;
 mod workers;
 
-pub use api::shared::model::AdapterName;
+pub use adapters::{AdapterLoadError, AdapterLoader, AdapterSource, Adapters};
 pub use app::{Server, ServerError};
 pub use config::{
     Activation, ApiConfig, ClientAuth, ConnectionLimits, CorsConfig, FingerprintMode, KvEventSource, Matryoshka,

@@ -6,8 +6,8 @@ use http::Method;
 
 use crate::api::chat::batch;
 use crate::api::{
-    chat, completions, development, generate, health, invocations, kv_event_sources, load, messages, metrics, models,
-    pooling, render, responses, server_info, tokenize,
+    adapters, chat, completions, development, generate, health, invocations, kv_event_sources, load, messages, metrics,
+    models, pooling, render, responses, server_info, tokenize,
 };
 use crate::app::AppState;
 use crate::config::{PoolingKind, ServerConfig};
@@ -52,6 +52,8 @@ enum Servers {
     /// Those of models that compare texts.
     Comparing,
     Development,
+    /// Those whose operator allows adapters to change.
+    Updatable,
 }
 
 /// What a request costs. Requests that cost anything count against the limits of their key.
@@ -83,6 +85,7 @@ impl Servers {
             Self::Pooling => model.is_some(),
             Self::Comparing => model.is_some_and(|model| model.compares_texts()),
             Self::Development => config.development,
+            Self::Updatable => config.adapter_routes,
         }
     }
 }
@@ -166,6 +169,8 @@ pub(crate) static ROUTES: &[Route] = &[
     Route::get("/server_info", || get(server_info::handle)).uncounted(),
     Route::get("/v1/models", || get(models::handle)),
     Route::get("/v1/models/{*model}", || get(models::one)),
+    Route::post("/v1/load_lora_adapter", || post(adapters::load)).only(Servers::Updatable),
+    Route::post("/v1/unload_lora_adapter", || post(adapters::unload)).only(Servers::Updatable),
     Route::get("/health", || get(health::ready)).probe(),
     Route::get("/ping", || get(health::ready)).probe(),
     Route::post("/ping", || post(health::ready)).probe(),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use crate::Telemetry;
 use crate::series::{EngineSeries, SpeculationSeries};
 
 /// The work of a step and the state after it.
@@ -52,10 +53,12 @@ pub struct FinishedRequest {
     pub preemptions: u64,
 }
 
-/// The engine's handle on its metrics. Every method is wait-free and does not allocate; clones share the series.
+/// The engine's handle on its metrics. Every method but [`EngineMetrics::adapters`] is wait-free and does not allocate;
+/// clones share the series.
 #[derive(Clone, Debug, Default)]
 pub struct EngineMetrics {
     series: Option<Arc<EngineSeries>>,
+    telemetry: Option<Telemetry>,
     /// Series of speculation, if it is on.
     speculation: Option<Arc<SpeculationSeries>>,
 }
@@ -66,8 +69,19 @@ impl EngineMetrics {
         Self::default()
     }
 
-    pub(crate) fn new(series: Arc<EngineSeries>, speculation: Option<Arc<SpeculationSeries>>) -> Self {
-        Self { series: Some(series), speculation }
+    pub(crate) fn new(
+        telemetry: &Telemetry,
+        series: Arc<EngineSeries>,
+        speculation: Option<Arc<SpeculationSeries>>,
+    ) -> Self {
+        Self { series: Some(series), telemetry: Some(telemetry.clone()), speculation }
+    }
+
+    /// Sets the names of the adapters of running and of waiting sequences, and the number of adapters that may run at once.
+    pub fn adapters(&self, limit: usize, running: &[Arc<str>], waiting: &[Arc<str>]) {
+        if let Some(telemetry) = &self.telemetry {
+            telemetry.set_adapters(limit, running, waiting);
+        }
     }
 
     /// Observes a step and the state after it. A call without tokens updates the gauges but does not count as a step, so that

@@ -95,11 +95,22 @@ impl Telemetry {
     pub fn new(config: TelemetryConfig) -> Self {
         let registry = Registry::default();
         let engine = Arc::new(EngineSeries::register(&registry, &config));
-        // LoRA is not supported, but endpoint pickers report a missing family at every scrape.
-        let none = [("max_lora", "0"), ("running_lora_adapters", ""), ("waiting_lora_adapters", "")];
+        let telemetry = Self { inner: Arc::new(Inner { config, registry, engine, tracer: OnceLock::new() }) };
+        // Endpoint pickers report a missing family at every scrape.
+        telemetry.set_adapters(0, &[], &[]);
+        telemetry
+    }
+
+    /// Sets `vllm:lora_requests_info`. Readers take the series with the largest value, so there is only the latest.
+    fn set_adapters(&self, limit: usize, running: &[Arc<str>], waiting: &[Arc<str>]) {
+        let (limit, running, waiting) = (limit.to_string(), running.join(","), waiting.join(","));
+        let labels = [
+            ("max_lora", limit.as_str()),
+            ("running_lora_adapters", running.as_str()),
+            ("waiting_lora_adapters", waiting.as_str()),
+        ];
         let help = "LoRA adapters in use, as labels; the value is the Unix time of the last change.";
-        registry.set_info("vllm:lora_requests_info", help, &none, unix_seconds());
-        Self { inner: Arc::new(Inner { config, registry, engine, tracer: OnceLock::new() }) }
+        self.inner.registry.set_info("vllm:lora_requests_info", help, &labels, unix_seconds());
     }
 
     /// The body of `GET /metrics`: Prometheus' text format 0.0.4 ([`Telemetry::CONTENT_TYPE`]).
@@ -112,13 +123,13 @@ impl Telemetry {
 
     /// The engine's handle on its metrics.
     pub fn engine(&self) -> EngineMetrics {
-        EngineMetrics::new(Arc::clone(&self.inner.engine), None)
+        EngineMetrics::new(self, Arc::clone(&self.inner.engine), None)
     }
 
     /// The handle of an engine that speculates, with series for at most `drafts` tokens of a draft.
     pub fn speculating_engine(&self, drafts: usize) -> EngineMetrics {
         let series = SpeculationSeries::register(&self.inner.registry, &self.inner.config, drafts);
-        EngineMetrics::new(Arc::clone(&self.inner.engine), Some(Arc::new(series)))
+        EngineMetrics::new(self, Arc::clone(&self.inner.engine), Some(Arc::new(series)))
     }
 
     /// The server's handle on its metrics, with `(method, handler)` series for `routes` only. All other requests count under

@@ -3,13 +3,14 @@
 use candle_core::Tensor;
 use octavo_ops::sampling::{SampleBatch, SampledToken, Sampler};
 use octavo_ops::{
-    Backend, BackendError, EncodeBatch, KvGroup, Limits, Program, ProgramKind, StepBatch, WeightSource,
+    AdapterSource, Backend, BackendError, EncodeBatch, KvGroup, Limits, Program, ProgramKind, StepBatch, WeightSource,
     check_block_counts, check_block_size, check_encoder,
 };
 
 use crate::forward::{Forward, malformed};
 use crate::kv::KvCache;
 use crate::load::load_weight;
+use crate::lora::Adapter;
 use crate::media::MediaCache;
 use crate::{NAME, failed};
 
@@ -23,6 +24,9 @@ pub struct CandleBackend {
     kv: Vec<KvCache>,
     encoder: Option<Model>,
     media: MediaCache,
+    /// Adapters by slot, and their largest rank.
+    adapters: Vec<Option<Adapter>>,
+    largest_rank: usize,
     /// Logits `[R,V]` of the last forward pass.
     logits: Vec<f32>,
     /// Hidden states `[E,H]` of the last forward pass.
@@ -116,6 +120,23 @@ impl Backend for CandleBackend {
         self.model.as_ref().map_or(0, |model| (model.program.media_columns() * size_of::<f32>()) as u64)
     }
 
+    fn allocate_adapters(&mut self, slots: usize, rank: usize) -> Result<(), BackendError> {
+        if self.model()?.program.sites.is_empty() {
+            return Err(failed("the program has no sites for adapters"));
+        }
+        self.adapters.clear();
+        self.adapters.resize_with(slots, || None);
+        self.largest_rank = rank;
+        Ok(())
+    }
+
+    fn set_adapter(&mut self, slot: usize, adapter: &dyn AdapterSource) -> Result<(), BackendError> {
+        let adapter = Adapter::new(&self.model()?.program, adapter, self.largest_rank)?;
+        let place = self.adapters.get_mut(slot).ok_or_else(|| failed(format!("there is no slot {slot}")))?;
+        *place = Some(adapter);
+        Ok(())
+    }
+
     fn allocate_media(&mut self, rows: usize) -> Result<(), BackendError> {
         self.media = MediaCache::new(rows, self.model()?.program.media_columns())?;
         Ok(())
@@ -159,7 +180,7 @@ impl Backend for CandleBackend {
                 Forward::over(program, weights, &mut kv, &mut self.media, (&step, None)).run()
             }
             ProgramKind::Decoder | ProgramKind::Embedder => {
-                Forward::new(program, weights, &mut self.kv, &mut self.media, batch)?.run()
+                Forward::new(program, weights, &mut self.kv, &mut self.media, (batch, &self.adapters))?.run()
             }
         }
         .map_err(failed)?;

@@ -3,8 +3,8 @@
 use candle_core::{Device, Result, Tensor, bail};
 use octavo_ops::{
     BackendError, BufferId, Embed, EmbedIds, EncodeBatch, HeadLinear, HeadShape, KvPlace, LatentPost, Limits, Linear,
-    Logits, MergeKind, MergeRows, NormKind, NormOp, Op, PoolKind, PoolRows, Program, ProgramKind, QkNorm, QkvPost,
-    Residual, Route, Rows, Sight, StepBatch, WeightId,
+    Logits, Lora, LoraInput, MergeKind, MergeRows, NormKind, NormOp, Op, PoolKind, PoolRows, Program, ProgramKind,
+    QkNorm, QkvPost, Residual, Route, Rows, Sight, StepBatch, WeightId,
 };
 
 use crate::attention::Attention;
@@ -13,6 +13,7 @@ use crate::experts::Routing;
 use crate::failed;
 use crate::kv::{Half, KvCache};
 use crate::latent;
+use crate::lora::{self, Adapter, Outputs};
 use crate::media::{self, MediaCache};
 use crate::rotary::rotate;
 
@@ -23,6 +24,8 @@ pub(crate) struct Forward<'a> {
     kv: &'a mut [KvCache],
     media: &'a mut MediaCache,
     batch: &'a StepBatch,
+    /// Adapters by slot.
+    adapters: &'a [Option<Adapter>],
     /// The batch of an encoder.
     images: Option<&'a EncodeBatch>,
     /// Head shape of each layer in the memory of the step.
@@ -43,13 +46,13 @@ impl<'a> Forward<'a> {
         weights: &'a [Tensor],
         kv: &'a mut [KvCache],
         media: &'a mut MediaCache,
-        batch: &'a StepBatch,
+        (batch, adapters): (&'a StepBatch, &'a [Option<Adapter>]),
     ) -> std::result::Result<Self, BackendError> {
         let memory: Vec<_> = kv.iter().map(|cache| (cache.block_size(), cache.blocks())).collect();
-        let limits = Limits { kv: &memory, drawn: 0, media_rows: media.rows() };
+        let limits = Limits { kv: &memory, drawn: 0, media_rows: media.rows(), adapters: adapters.len() };
         batch.check(program, limits).map_err(malformed)?;
         debug_assert_ne!(program.kind(), ProgramKind::Encoder, "an encoder's rows have blocks of their own");
-        Ok(Self::over(program, weights, kv, media, (batch, None)))
+        Ok(Self { adapters, ..Self::over(program, weights, kv, media, (batch, None)) })
     }
 
     /// Creates the pass of an encoder, whose batch has been checked. `batch` has its rows over the blocks of `kv`.
@@ -64,7 +67,7 @@ impl<'a> Forward<'a> {
         let step_layers = program.step_kv().layers;
         let buffers = vec![None; program.buffers.len()];
         let routings = vec![Routing::default(); program.buffers.len()];
-        Self { program, weights, kv, media, batch, images, step_layers, buffers, routings, sequences }
+        Self { program, weights, kv, media, batch, adapters: &[], images, step_layers, buffers, routings, sequences }
     }
 
     /// Runs the forward part. Returns the logits `[R,V]` if a row is sampled, and the hidden states `[E,H]` if any are
@@ -101,6 +104,7 @@ impl<'a> Forward<'a> {
             Op::StoreRows { .. } | Op::Route(_) => bail!("{} writes no numbers", op.name()),
             Op::Norm(op) => self.norm(op)?,
             Op::Linear(op) => self.linear(op)?,
+            Op::Lora(op) => self.lora(op)?,
             Op::QkvPost(op) => self.qkv_post(op)?,
             Op::HeadLinear(op) => self.head_linear(op)?,
             Op::LatentPost(op) => self.latent_post(op)?,
@@ -295,6 +299,22 @@ impl<'a> Forward<'a> {
             y = (y + self.buffer(add)?)?;
         }
         Ok(y)
+    }
+
+    fn lora(&self, op: &Lora) -> Result<Tensor> {
+        let input = match op.input {
+            LoraInput::Rows(input) => lora::Input::Rows(self.buffer(input)?.to_vec2()?),
+            LoraInput::Tokens => lora::Input::Tokens(&self.batch.token_ids),
+        };
+        let parts = self.program.site_parts(op.site);
+        let rows = self.buffer(op.out)?.to_vec2()?;
+        let mut outputs = Outputs { site: op.site, parts: &parts, scale: op.scale, rows };
+        for (row, adapter) in self.batch.adapted(self.program.buffers[op.out.0].rows) {
+            if let Some(adapter) = &self.adapters[adapter as usize - 1] {
+                outputs.add(adapter, &input, row as usize);
+            }
+        }
+        outputs.tensor()
     }
 
     fn logits(&self, op: &Logits) -> Result<Tensor> {

@@ -15,6 +15,7 @@ mod forward;
 mod kv;
 mod latent;
 mod load;
+mod lora;
 mod media;
 mod rotary;
 

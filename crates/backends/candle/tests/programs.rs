@@ -30,6 +30,19 @@ proptest! {
     }
 
     #[test]
+    fn rows_with_adapters_are_near_the_naive_ones(
+        model in models().prop_filter("too few columns", |model| model.hidden >= 8),
+        tokens in 1usize..50,
+    ) {
+        SUITE.near_adapted(&model, tokens, Rounding::F32, 0.0)?;
+    }
+
+    #[test]
+    fn bits_do_not_depend_on_adapters_of_others(model in models(), seed in any::<u64>()) {
+        SUITE.same_bits_adapted(&model, seed)?;
+    }
+
+    #[test]
     fn experts_are_near_the_naive_ones(
         model in models_with_experts().prop_filter("too few columns", |model| model.hidden >= 8),
         tokens in 1usize..30,
@@ -91,6 +104,11 @@ proptest! {
 #[test]
 fn windows_of_texts_are_as_wide_as_they_say() {
     SUITE.texts_are_near(&windowed_texts(), Rounding::F32, 0.0, &[300, 130, 2]).unwrap();
+}
+
+#[test]
+fn unfit_adapters_are_errors() {
+    SUITE.unfit_adapters_are_errors();
 }
 
 #[test]

@@ -7,14 +7,15 @@ use std::time::Duration;
 use octavo_ops::cost::ElementBytes;
 use octavo_ops::sampling::{SampleBatch, SampledToken, Sampler};
 use octavo_ops::{
-    Backend, BackendError, DeviceProfile, EncodeBatch, KvGroup, Limits, Program, ProgramKind, Rows, StepBatch,
-    WeightSource, check_block_counts, check_block_size, check_encoder,
+    AdapterSource, Backend, BackendError, DeviceProfile, EncodeBatch, KvGroup, Limits, Program, ProgramKind, Rows,
+    StepBatch, WeightSource, check_block_counts, check_block_size, check_encoder,
 };
 
 use crate::activation::Activation;
 use crate::forward::{Forward, Memory, Scratch};
 use crate::kv::{self, BLOCK, KvCache, KvDtype};
 use crate::loaded::{self, Loaded};
+use crate::lora::Adapter;
 use crate::media::MediaCache;
 use crate::plan::Plan;
 use crate::pool::{Pool, available_threads};
@@ -61,6 +62,9 @@ pub struct CpuBackend {
     step_memory: StepMemory,
     encoder: Option<Encoder>,
     media: MediaCache,
+    /// Adapters by slot, and their largest rank.
+    adapters: Vec<Option<Adapter>>,
+    largest_rank: usize,
     scratch: Scratch,
     /// Number of rows of the last forward pass that reached the head.
     sampled: usize,
@@ -129,6 +133,8 @@ impl CpuBackend {
             step_memory: StepMemory::default(),
             encoder: None,
             media: MediaCache::default(),
+            adapters: Vec::new(),
+            largest_rank: 0,
             scratch: Scratch::default(),
             sampled: 0,
             pooled: 0,
@@ -168,7 +174,7 @@ impl CpuBackend {
         (self.sampled, self.pooled) = (0, 0);
         let Model { program, plan, weights, activations } = self.model.as_mut().ok_or_else(no_model)?;
         let memory: Vec<_> = self.kv.iter().map(|cache| (BLOCK, cache.blocks())).collect();
-        let limits = Limits { kv: &memory, drawn: 0, media_rows: self.media.rows() };
+        let limits = Limits { kv: &memory, drawn: 0, media_rows: self.media.rows(), adapters: self.adapters.len() };
         batch.check(program, limits).map_err(malformed)?;
         let (kv, step) = match program.kind() {
             ProgramKind::Encoder => {
@@ -177,7 +183,8 @@ impl CpuBackend {
             }
             ProgramKind::Decoder | ProgramKind::Embedder => (&mut self.kv[..], batch),
         };
-        let forward = Forward { isa: self.isa, program, plan, weights, batch: step, images: None };
+        let adapters = &self.adapters;
+        let forward = Forward { isa: self.isa, program, plan, weights, batch: step, images: None, adapters };
         let (media, scratch) = (&mut self.media, &mut self.scratch);
         let result = run(&forward, &mut self.pool, Memory { activations, kv, media, scratch });
         (self.sampled, self.pooled) = (batch.sampled_rows.len(), batch.pooled_rows.len());
@@ -246,6 +253,7 @@ impl Backend for CpuBackend {
         self.kv.clear();
         self.step_memory = StepMemory::default();
         self.media = MediaCache::default();
+        self.adapters.clear();
         self.model = Some(self.read(program, source, progress)?);
         Ok(())
     }
@@ -276,7 +284,8 @@ impl Backend for CpuBackend {
         let Encoder { model: Model { program, plan, weights, activations }, memory, scratch } = encoder;
         batch.check(program, self.media.rows()).map_err(malformed)?;
         let (kv, step) = memory.divide(program, &batch.rows)?;
-        let forward = Forward { isa: self.isa, program, plan, weights, batch: step, images: Some(batch) };
+        let forward =
+            Forward { isa: self.isa, program, plan, weights, batch: step, images: Some(batch), adapters: &[] };
         let (kv, media) = (std::slice::from_mut(kv), &mut self.media);
         forward.run(&mut self.pool, Memory { activations, kv, media, scratch });
         Ok(())
@@ -285,6 +294,26 @@ impl Backend for CpuBackend {
     fn media(&self, rows: &[u32]) -> Result<Vec<f32>, BackendError> {
         let rows: Result<Vec<_>, _> = rows.iter().map(|&row| self.media.row(row)).collect();
         Ok(rows?.concat())
+    }
+
+    fn allocate_adapters(&mut self, slots: usize, rank: usize) -> Result<(), BackendError> {
+        if self.model()?.program.sites.is_empty() {
+            return Err(failed("the program has no sites for adapters"));
+        }
+        self.adapters.clear();
+        self.adapters.resize_with(slots, || None);
+        self.largest_rank = rank;
+        Ok(())
+    }
+
+    fn set_adapter(&mut self, slot: usize, adapter: &dyn AdapterSource) -> Result<(), BackendError> {
+        let program = &self.model.as_ref().ok_or_else(no_model)?.program;
+        let place = self.adapters.get_mut(slot).ok_or_else(|| failed(format!("there is no slot {slot}")))?;
+        // The old one makes room for the new one.
+        *place = None;
+        let adapter = place.insert(Adapter::new(program, adapter, self.largest_rank)?);
+        tracing::debug!(slot, bytes = adapter.bytes(), "an adapter was packed");
+        Ok(())
     }
 
     fn weight_bytes(&self) -> u64 {

@@ -15,12 +15,13 @@ use crate::attention::{Attention, Run};
 use crate::experts::Routing;
 use crate::kv::{BLOCK, KvCache, KvDtype, LayerCache};
 use crate::loaded::Loaded;
+use crate::lora::{self, Adapter, LoraScratch};
 use crate::media::{MediaCache, MediaRows};
 use crate::memory::{Lines, Shared};
 use crate::plan::{Attended, HeadNorm, Norm, Plan, Product, Projected, Stage, prepares_by_head};
 use crate::pool::{Pool, Worker};
 use crate::product::{self, Epilogue};
-use crate::rows::{self, CodedRow};
+use crate::rows::{self, CodedRow, LANES};
 use crate::weights::Matrix;
 
 /// Number of columns of a gated activation in a piece of work; whole groups.
@@ -44,10 +45,11 @@ pub(crate) struct Scratch {
     pub(crate) caches: Vec<Vec<LayerCache>>,
     /// Largest logit by row and chunk of the head.
     tops: Lines<f32>,
-    largest: Option<Shared<f32>>,
+    pub(crate) largest: Option<Shared<f32>>,
     pub(crate) media: Option<MediaRows>,
     /// Experts of each token, by buffer.
     pub(crate) routings: Vec<Routing>,
+    pub(crate) lora: LoraScratch,
 }
 
 /// Input and state of a pass.
@@ -59,6 +61,8 @@ pub(crate) struct Forward<'a> {
     pub(crate) batch: &'a StepBatch,
     /// The batch of an encoder; `batch` is the same over the blocks of its keys.
     pub(crate) images: Option<&'a EncodeBatch>,
+    /// Adapters by slot.
+    pub(crate) adapters: &'a [Option<Adapter>],
 }
 
 /// Memory that a pass reads and writes.
@@ -122,6 +126,9 @@ impl Scratch {
             self.tops.reserve_zeroed(rows * product::chunks(forward.weights[weight.0].factor(), rows));
             self.largest = Some(Shared::new(&mut self.tops));
         }
+        if !forward.adapters.is_empty() {
+            self.lora.set_up(batch, forward.shrunk_width());
+        }
         self.caches.resize_with(kv.len(), Vec::new);
         for (caches, cache) in self.caches.iter_mut().zip(kv) {
             caches.clear();
@@ -169,6 +176,9 @@ impl Forward<'_> {
         let scratch = self.set_up(memory);
         pool.run(&|worker| {
             for stage in &self.plan.stages {
+                if matches!(stage, Stage::Expand(_)) && scratch.lora.is_idle() {
+                    continue;
+                }
                 // SAFETY: activations, caches and tables are borrowed until the region ends. The threads of a stage
                 // write disjoint parts and read nothing that the same stage writes elsewhere.
                 unsafe { self.stage(stage, worker, scratch) };
@@ -193,6 +203,15 @@ impl Forward<'_> {
         let Memory { activations, kv, media, scratch } = memory;
         scratch.set_up(self, activations, kv, media);
         scratch
+    }
+
+    /// Returns the largest number of partial sums of an adapter's products with A.
+    fn shrunk_width(&self) -> usize {
+        let products = self.plan.stages.iter().filter_map(|stage| match stage {
+            Stage::Product(op) => Some((op.site?, self.plan.buffers[op.input.0].cols)),
+            _ => None,
+        });
+        products.map(|(site, inputs)| lora::pieces(inputs) * self.panels(site) * LANES).max().unwrap_or(0)
     }
 
     /// Returns the number of rows of a buffer in this step.
@@ -231,6 +250,7 @@ impl Forward<'_> {
                 Stage::GateRows(op) => self.gate_rows(op, worker, scratch),
                 Stage::Experts(stage) => self.experts(stage, worker, scratch),
                 Stage::Latent(stage) => self.latent(stage, worker, scratch),
+                Stage::Expand(op) => self.expand(op, worker, scratch),
                 Stage::Gather { input, out } => {
                     let sources = match self.program.buffers[out.0].rows {
                         RowCount::Pooled => &self.batch.pooled_rows,
@@ -369,8 +389,16 @@ impl Forward<'_> {
         let (input, out) = (scratch.rows[op.input.0], scratch.rows[op.out.0]);
         let largest = op.is_head.then(|| scratch.largest.expect("room was made for the head's"));
         let product = product::Product { rows, epilogue, largest, ..product::Product::new(matrix, input, out) };
-        // SAFETY: the caller guarantees this; each piece is taken by one thread.
-        worker.share(product.pieces(), |piece| unsafe { product.run(self.isa, piece) });
+        let (pieces, shrink) = (product.pieces(), self.shrink_pieces(op, scratch));
+        worker.share(pieces + shrink, |piece| {
+            // SAFETY: the caller guarantees this; each piece is taken by one thread.
+            unsafe {
+                match piece.checked_sub(pieces) {
+                    None => product.run(self.isa, piece),
+                    Some(piece) => self.shrink(op, piece, scratch),
+                }
+            }
+        });
     }
 
     unsafe fn qkv_post(&self, op: &Projected, worker: Worker<'_>, scratch: &Scratch) {

@@ -26,6 +26,7 @@ mod isa;
 mod kv;
 mod latent;
 mod loaded;
+mod lora;
 mod media;
 mod memory;
 mod plan;

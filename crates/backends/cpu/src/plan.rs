@@ -2,8 +2,8 @@
 
 use octavo_ops::{
     Act, BackendError, Buffer, BufferId, Element, Embed, EmbedTaps, ExpertLinear, GateRows, Glu, HeadLinear, HeadShape,
-    InjectRows, KvPlace, LatentPost, Logits, MergeRows, NormKind, NormOp, Op, PoolRows, Program, QkNorm, QkvPost,
-    Residual, Rope, Route, Rows, Sight, WeightId,
+    InjectRows, KvPlace, LatentPost, Logits, Lora, LoraInput, MergeRows, NormKind, NormOp, Op, PoolRows, Program,
+    QkNorm, QkvPost, Residual, Rope, Route, Rows, Sight, SiteId, WeightId,
 };
 
 use crate::activation::Forms;
@@ -11,6 +11,7 @@ use crate::attention::task_tokens;
 use crate::experts::{self, ExpertProduct};
 use crate::latent;
 use crate::loaded::Loaded;
+use crate::lora::Expand;
 use crate::rows::GROUP;
 use crate::weights::PanelKind;
 use crate::{Isa, NAME};
@@ -38,6 +39,7 @@ pub(crate) enum Stage {
     GateRows(GateRows),
     Experts(experts::Stage),
     Latent(latent::Stage),
+    Expand(Expand),
     Merge(MergeRows),
     Store {
         input: BufferId,
@@ -73,6 +75,8 @@ pub(crate) struct Product {
     pub(crate) input: BufferId,
     pub(crate) add: Option<BufferId>,
     pub(crate) out: BufferId,
+    /// Site of the product, if adapters add to it.
+    pub(crate) site: Option<SiteId>,
 }
 
 pub(crate) struct Projected {
@@ -196,9 +200,11 @@ impl Planner<'_> {
                     input: op.input,
                     add: op.add,
                     out: op.out,
+                    site: None,
                 })
             }
             Op::Logits(op) => Stage::Product(self.logits(op)),
+            Op::Lora(op) => Stage::Expand(self.expand(op)),
             Op::QkvPost(op) => Stage::QkvPost(self.projected(op)),
             Op::HeadLinear(op) => Stage::Latent(self.head_linear(op)),
             Op::LatentPost(op) => Stage::Latent(self.latent_post(op)),
@@ -244,6 +250,21 @@ impl Planner<'_> {
         })
     }
 
+    /// Gives the product before it the site of an adapter. Returns the stage after the product.
+    fn expand(&mut self, op: &Lora) -> Expand {
+        let mut head = None;
+        if let Some(Stage::Product(product)) = self.plan.stages.last_mut().filter(|_| op.input != LoraInput::Tokens) {
+            product.site = Some(op.site);
+            head = product.is_head.then_some(product.weight);
+        }
+        let mut parts: Vec<std::ops::Range<usize>> = Vec::new();
+        for [outputs, _] in self.program.site_parts(op.site) {
+            let first = parts.last().map_or(0, |part| part.end);
+            parts.push(first..first + outputs);
+        }
+        Expand { site: op.site, input: op.input, scale: op.scale, out: op.out, head, parts }
+    }
+
     fn attention(&mut self, op: Attended) -> Stage {
         let tile = index_of(&mut self.plan.tiles, task_tokens(self.isa, op.heads));
         Stage::Attention { op, tile }
@@ -280,6 +301,7 @@ impl Planner<'_> {
             input: op.input,
             add: None,
             out: op.out,
+            site: None,
         }
     }
 
@@ -307,6 +329,7 @@ impl Planner<'_> {
             input: op.input,
             add: None,
             out: logits,
+            site: None,
         }));
         let correction = op.correction.map(|id| self.vector(id, false)).unwrap_or_default();
         self.plan.stages.push(Stage::Experts(experts::Stage::Choose { op: op.clone(), logits, correction }));

@@ -101,6 +101,19 @@ proptest! {
     }
 
     #[test]
+    fn rows_with_adapters_are_near_the_naive_ones(
+        model in models().prop_filter("too few columns", |model| model.hidden >= 8),
+        tokens in 1usize..50,
+    ) {
+        each_case(CpuConfig::default(), |suite| suite.near_adapted(&model, tokens, Rounding::BF16, 4.0))?;
+    }
+
+    #[test]
+    fn bits_do_not_depend_on_adapters_of_others(model in models(), seed in any::<u64>()) {
+        each_case(CpuConfig::default(), |suite| suite.same_bits_adapted(&model, seed))?;
+    }
+
+    #[test]
     fn experts_are_near_the_naive_ones(
         model in models_with_experts().prop_filter("too few columns", |model| model.hidden >= 8),
         tokens in 1usize..20,
@@ -329,6 +342,18 @@ fn every_format_of_experts_means_what_candle_reads() {
         // Every expert is chosen, since the rounding of activations may change a choice.
         let model = quantised_experts(storage, 5);
         each(|suite| Suite { worst: 0.015, mean: 0.003, ..*suite }.near_other(&candle, &model, 20).unwrap());
+    }
+}
+
+#[test]
+fn unfit_adapters_are_errors() {
+    each(|suite| suite.unfit_adapters_are_errors());
+}
+
+#[test]
+fn bits_of_adapters_do_not_depend_on_the_batch_at_real_sizes() {
+    for storage in [StorageType::F32, StorageType::BF16, StorageType::Q4_1] {
+        each(|suite| suite.same_bits_adapted(&quantised(storage), 9).unwrap());
     }
 }
 

@@ -133,6 +133,7 @@ impl Lowering<'_> {
             Op::Route(op) => self.route(op)?,
             Op::ExpertLinear(op) => self.expert_linear(op),
             Op::ExpertSum(op) => self.expert_sum(op),
+            Op::Lora(_) => return Err(unsupported("adapters")),
             Op::Sample { .. } => return Err(unsupported("sampling inside the forward pass")),
         })
     }

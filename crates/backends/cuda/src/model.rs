@@ -240,8 +240,12 @@ impl Model {
 
     pub(crate) fn forward(&mut self, batch: &StepBatch) -> Result<(), BackendError> {
         self.last = (0, 0);
-        let memory =
-            octavo_ops::Limits { kv: &self.cache_sizes, drawn: self.sampling.drawn(), media_rows: self.media.count() };
+        let memory = octavo_ops::Limits {
+            kv: &self.cache_sizes,
+            drawn: self.sampling.drawn(),
+            media_rows: self.media.count(),
+            adapters: 0,
+        };
         let program = &self.loaded.program;
         let checked = batch.check(program, memory);
         checked.map_err(|reason| failed(format!("the batch is malformed: {reason}")))?;

@@ -314,6 +314,7 @@ mod tests {
             token_types: vec![],
             seen_ends: vec![],
             seats: vec![0, 1, 2],
+            adapters: vec![],
             injected: vec![],
         }
     }

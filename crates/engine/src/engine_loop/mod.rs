@@ -28,7 +28,7 @@ use octavo_telemetry::{EngineMetrics, StepStats};
 use crate::clock::StepClock;
 use crate::engine::Shared;
 use crate::inbox::{Command, End, Mail, Reply};
-use crate::scheduler::{Scheduler, Share, StepRecord};
+use crate::scheduler::{ExecutorMemory, Scheduler, Share, StepRecord};
 use crate::sequence::{LastOutput, SequenceKey};
 use crate::stop::stop_reason;
 use crate::stream::Ending;
@@ -110,8 +110,13 @@ impl EngineLoop {
         let depth = if config.speculation.is_some() { 1 } else { executor.max_in_flight().clamp(1, 2) };
         let wakers = Vec::with_capacity(config.max_num_seqs);
         let clock = executor.step_cost().map(|cost| StepClock::new(cost, config.max_step));
-        let mut scheduler =
-            Scheduler::new(config, executor.kv_cache_spec(), executor.image_spec(), executor.max_rows());
+        let adapter_slots = executor.adapter_slots();
+        let memory =
+            ExecutorMemory { kv: executor.kv_cache_spec(), images: executor.image_spec(), adapters: adapter_slots };
+        let mut scheduler = Scheduler::new(config, memory, executor.max_rows());
+        if adapter_slots > 0 {
+            metrics.adapters(adapter_slots, &[], &[]);
+        }
         if kv_events.is_some() {
             scheduler.kv_mut().record_events();
         }
@@ -518,6 +523,9 @@ impl EngineLoop {
     fn report(&mut self, stats: StepStats) {
         let (images, hits) = self.scheduler.images_mut().take_lookups();
         self.metrics.encoder_lookup(images, hits);
+        if let Some([running, waiting]) = self.scheduler.take_adapter_names() {
+            self.metrics.adapters(self.executor.adapter_slots(), &running, &waiting);
+        }
         let kv = self.scheduler.kv();
         self.shared.status.set_load(self.scheduler.running(), self.scheduler.waiting_preempted(), kv.used());
         self.metrics.step(&StepStats {

@@ -2,7 +2,7 @@
 //! once, with the tokens it gets when it runs alone.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use super::{Exit, Turn};
 use crate::internals::ManualEngine;
 use crate::mock::{FailurePoint, MockConfig, MockExecutor, MockFailure};
 use crate::{
-    BlockHash, ClientId, Constraint, EngineConfig, FinishReason, ImageHash, ImageInput, ImageSpan, KvEvent,
+    Adapter, BlockHash, ClientId, Constraint, EngineConfig, FinishReason, ImageHash, ImageInput, ImageSpan, KvEvent,
     KvEventSink, Logprobs, Pooling, PromptImage, RepetitionDetection, Request, RequestStream, SamplingParams,
     SchedulingPolicy, Speculation, Task,
 };
@@ -24,6 +24,11 @@ const VOCAB: usize = 40;
 const REPEATS: usize = 3;
 /// Number of tokens of the largest image.
 const MOST_ROWS: usize = 8;
+
+/// Adapters of the requests. Two have the same name.
+static ADAPTERS: LazyLock<[Adapter; 3]> = LazyLock::new(|| {
+    [(1, "a", "x"), (2, "a", "y"), (3, "b", "x")].map(|(number, name, origin)| Adapter::new(number, name, origin, ()))
+});
 
 /// Behaviour of a caller.
 #[derive(Clone, Copy, Debug)]
@@ -47,6 +52,8 @@ struct Life {
     params: SamplingParams,
     priority: i64,
     salt: bool,
+    /// Index of the adapter.
+    adapter: Option<usize>,
     client: u128,
     constrained: bool,
     caller: Caller,
@@ -54,7 +61,11 @@ struct Life {
 
 impl Life {
     fn contents(&self) -> Vec<u32> {
-        mock_alone().with_images(&self.prompt, &self.images)
+        let contents = mock_alone().with_images(&self.prompt, &self.images);
+        match self.adapter {
+            Some(index) => mock_alone().with_adapter(contents, ADAPTERS[index].number()),
+            None => contents,
+        }
     }
 
     /// Leaves out the scores of the prompt.
@@ -69,6 +80,7 @@ impl Life {
             priority: self.priority,
             arrival: epoch + Duration::from_millis(self.at as u64),
             cache_salt: self.salt.then(|| "salt".into()),
+            adapter: self.adapter.map(|index| ADAPTERS[index].clone()),
             constraint: self.constrained.then(|| Box::new(Alternating { odd: false }) as Box<dyn Constraint>),
             client: ClientId(self.client),
             images: self.images.as_slice().into(),
@@ -150,10 +162,11 @@ fn life() -> impl Strategy<Value = Life> {
         // first 9.
         (0..len).map(|i| if i < 9 { i } else { (family * 13 + i) % VOCAB as u32 }).collect()
     });
-    let flags = (prop::bool::weighted(0.2), prop::bool::weighted(0.2), prop::bool::weighted(0.3));
+    let adapter = prop::option::weighted(0.4, 0..ADAPTERS.len());
+    let flags = (prop::bool::weighted(0.2), prop::bool::weighted(0.2), prop::bool::weighted(0.3), adapter);
     let images = prop_oneof![2 => Just(Vec::new()), 3 => prop::collection::vec((0..9u32, 0..6u8), 1..4)];
     (0..25usize, (prompt, images), params(), (-2..3i64, 0..3u128), flags, caller).prop_map(
-        |(at, (prompt, images), params, (priority, client), (embed, salt, constrained), caller): (
+        |(at, (prompt, images), params, (priority, client), (embed, salt, constrained, adapter), caller): (
             _,
             (Vec<u32>, Vec<_>),
             _,
@@ -168,6 +181,7 @@ fn life() -> impl Strategy<Value = Life> {
             params,
             priority,
             salt,
+            adapter,
             client,
             constrained,
             caller,
@@ -183,8 +197,9 @@ fn failures() -> impl Strategy<Value = Vec<MockFailure>> {
 }
 
 fn mock() -> impl Strategy<Value = MockConfig> {
-    (1..6usize, 0..14usize, 0..3usize, 1..=2usize, failures(), (MOST_ROWS..30, any::<bool>())).prop_map(
-        |(block_size, spare, kv_groups, max_in_flight, failures, (media_rows, seen_whole))| MockConfig {
+    (1..6usize, 0..14usize, 0..3usize, 1..=2usize, failures(), (MOST_ROWS..30, any::<bool>(), 1..4usize)).prop_map(
+        |(block_size, spare, kv_groups, max_in_flight, failures, (media_rows, seen_whole, adapter_slots))| MockConfig {
+            adapter_slots,
             media_rows,
             seen_whole,
             vocab_size: VOCAB,
@@ -254,10 +269,11 @@ impl Seen {
 
     /// Checks everything that does not depend on sampled tokens.
     fn check(&self) {
-        let Life { prompt, images, params, embed, .. } = &self.life;
+        let Life { prompt, params, embed, .. } = &self.life;
         let ended = matches!(self.finish, Some(FinishReason::Stop { .. } | FinishReason::Length));
         if !embed && (ended || !self.tokens.is_empty()) {
-            let expected = params.prompt_logprobs.map(|top| mock_alone().expected_scores(prompt, images, top));
+            let expected =
+                params.prompt_logprobs.map(|top| mock_alone().expected_scores(&self.life.contents(), prompt, top));
             assert_eq!(self.prompt_logprobs, expected.unwrap_or_default());
         }
         if *embed && ended {
@@ -312,7 +328,13 @@ impl Seen {
 }
 
 fn mock_alone() -> MockConfig {
-    MockConfig { vocab_size: VOCAB, tokens: 0..VOCAB as u32, media_rows: 100, ..MockConfig::default() }
+    MockConfig {
+        vocab_size: VOCAB,
+        tokens: 0..VOCAB as u32,
+        media_rows: 100,
+        adapter_slots: 1,
+        ..MockConfig::default()
+    }
 }
 
 /// Returns the tokens of a request that runs alone.

@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 
 use super::TokenSpan;
 use crate::image::overlapping;
-use crate::{ImageHash, PromptImage};
+use crate::{Adapter, ImageHash, PromptImage};
 
 /// Seed of vLLM's hash chains when `PYTHONHASHSEED` is not set.
 pub(crate) const DEFAULT_SEED: &str = "vllm-none-hash";
@@ -20,6 +20,8 @@ pub(crate) const DEFAULT_SEED: &str = "vllm-none-hash";
 /// Property of a block, beside its tokens and the blocks before it, on which its content depends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExtraKey {
+    /// Adapter of the sequence. Every block of it has this key.
+    Adapter(Adapter),
     /// An image with tokens in the block.
     Image {
         /// Identity of the image.
@@ -36,6 +38,7 @@ pub enum ExtraKey {
 pub(crate) struct Extras {
     pub(crate) salt: Option<Arc<str>>,
     pub(crate) images: Arc<[PromptImage]>,
+    pub(crate) adapter: Option<Adapter>,
 }
 
 impl Extras {
@@ -47,7 +50,7 @@ impl Extras {
             .iter()
             .map(move |image| ExtraKey::Image { hash: image.hash, offset: i64::from(image.span.start) - start as i64 });
         let salt = self.salt.iter().filter(move |_| block == 0).cloned();
-        images.chain(salt.map(ExtraKey::CacheSalt))
+        self.adapter.iter().cloned().map(ExtraKey::Adapter).chain(images).chain(salt.map(ExtraKey::CacheSalt))
     }
 }
 
@@ -132,6 +135,12 @@ impl Cbor {
                     Ok(offset) => self.head(Self::UINT, offset),
                     Err(_) => self.head(Self::NEGATIVE, !*offset as usize),
                 }
+            }
+            ExtraKey::Adapter(adapter) => {
+                self.head(Self::ARRAY, 3);
+                self.text("lora");
+                self.text(adapter.name());
+                self.text(adapter.origin());
             }
             ExtraKey::CacheSalt(salt) => {
                 self.head(Self::ARRAY, 2);
@@ -247,6 +256,22 @@ mod tests {
             hex(root().child(span(&[1, 2, 3]), [image(counting, -300)])),
             "6ecc4bc871871da5533098fcb3f02a01492b7ddc1bd0ac1fcdc79080f54cc449"
         );
+    }
+
+    /// The expected values come from vLLM 0.33.
+    #[test]
+    fn keys_with_adapters_are_those_of_vllm() {
+        let hex = |key: ChainKey| key.0.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let adapter = || ExtraKey::Adapter(Adapter::new(1, "sql", "/adapters/sql", ()));
+        let tokens: Vec<u32> = (0..32).collect();
+        let first = root().child(span(&tokens[..16]), [adapter()]);
+        assert_eq!(hex(first), "8197107baf430f7cae998e7d0478285e7ffc745b2972fac1fddad421bc54a1d2");
+        assert_eq!(
+            hex(first.child(span(&tokens[16..]), [adapter()])),
+            "1ae5abfe4ce335e4b3fd5e81236134ba22454741bd6759dc700c8e0f1be8e546"
+        );
+        let salted = root().child(span(&tokens[..16]), [adapter(), salted("tenant-1")]);
+        assert_eq!(hex(salted), "fa90b2a21f2251a4d8025108cdb46fa71bbf5d27aeac21dee35f547d8c2fec78");
     }
 
     /// The expected values come from Python: `hashlib.sha256(cbor2.dumps((parent, tokens, extra), canonical=True))`.

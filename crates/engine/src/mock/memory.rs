@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::MockConfig;
 use crate::{
-    ImageInput, Joined, PlannedImage, PlannedSequence, PromptImage, SamplingParams, Seat, StepPlan, TableChange,
+    AdapterChange, AdapterSlot, ImageInput, Joined, PlannedImage, PlannedSequence, PromptImage, SamplingParams, Seat,
+    StepPlan, TableChange,
 };
 
 /// The state before the first token.
@@ -37,6 +38,11 @@ pub(super) fn contents(prompt: &[u32], images: &[PromptImage]) -> Vec<u32> {
     contents
 }
 
+/// Returns the input of the first layer of a sequence's first token with an adapter, on which all that follows depends.
+pub(super) fn adapted(content: u32, adapter: u64) -> u32 {
+    mix(u64::from(content) ^ mix(adapter)) as u32
+}
+
 /// Mixes all bits of `x`; a bijection.
 pub(super) fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
@@ -63,6 +69,8 @@ pub(super) struct Occupant {
     /// Their inputs of the first layer, which differ from the tokens in images.
     contents: Vec<u32>,
     images: Arc<[PromptImage]>,
+    /// Slot and number of its adapter.
+    adapter: Option<(AdapterSlot, u64)>,
 }
 
 impl Occupant {
@@ -79,6 +87,8 @@ pub(super) struct Memory {
     /// Rows of the media cache.
     media: Vec<u32>,
     seats: Vec<Option<Occupant>>,
+    /// Numbers of the adapters by slot.
+    adapters: Vec<Option<u64>>,
     /// Block tables by seat, one per KV group, whose memory is kept.
     tables: Vec<Vec<Vec<u32>>>,
 }
@@ -91,6 +101,7 @@ impl Memory {
             groups: vec![cells; config.kv_groups],
             media: vec![0; config.media_rows],
             seats: Vec::new(),
+            adapters: vec![None; config.adapter_slots],
             tables: Vec::new(),
         }
     }
@@ -99,6 +110,19 @@ impl Memory {
     pub(super) fn leave(&mut self, seat: Seat) -> Result<(), String> {
         let left = self.seats.get_mut(seat as usize).and_then(Option::take);
         left.map(drop).ok_or_else(|| format!("seat {seat} is left by nobody"))
+    }
+
+    /// Puts an adapter into a slot.
+    pub(super) fn change_adapter(&mut self, change: &AdapterChange) -> Result<(), String> {
+        let slot = self.adapters.get_mut(change.slot as usize);
+        *slot.ok_or_else(|| format!("there is no slot {} for adapters", change.slot))? = Some(change.adapter.number());
+        Ok(())
+    }
+
+    /// Returns the number of the adapter in a slot.
+    fn adapter(&self, slot: AdapterSlot) -> Result<u64, String> {
+        let adapter = self.adapters.get(slot as usize).copied().flatten();
+        adapter.ok_or_else(|| format!("there is no adapter in slot {slot}"))
     }
 
     /// Puts a sequence into a free seat.
@@ -117,6 +141,10 @@ impl Memory {
         let mut contents = Vec::with_capacity(tokens.capacity());
         contents.extend(self::contents(&joined.prompt, &joined.images));
         contents.extend(&joined.output);
+        let adapter = joined.adapter.map(|slot| Ok::<_, String>((slot, self.adapter(slot)?))).transpose()?;
+        if let Some((_, number)) = adapter {
+            contents[0] = adapted(contents[0], number);
+        }
         self.seats[seat] = Some(Occupant {
             params: joined.params.clone(),
             prompt: joined.prompt.clone(),
@@ -124,6 +152,7 @@ impl Memory {
             tokens,
             contents,
             images: joined.images.clone(),
+            adapter,
         });
         Ok(())
     }
@@ -178,7 +207,23 @@ impl Memory {
         position: usize,
         token: u32,
     ) -> Result<u32, String> {
-        let position = position as u32;
+        let content = self.plain_content(plan, sequence, position as u32, token)?;
+        let Some((slot, number)) = self.occupant(sequence.seat)?.adapter else { return Ok(content) };
+        let found = self.adapter(slot)?;
+        if found != number {
+            return Err(format!("seat {} runs with adapter {found} instead of {number}", sequence.seat));
+        }
+        Ok(if position == 0 { adapted(content, number) } else { content })
+    }
+
+    /// Returns the same without the adapter.
+    fn plain_content(
+        &self,
+        plan: &StepPlan,
+        sequence: &PlannedSequence,
+        position: u32,
+        token: u32,
+    ) -> Result<u32, String> {
         let covers =
             |run: &&crate::InjectedTokens| (run.position..run.position + run.media.len() as u32).contains(&position);
         let Some(run) = plan.injected[sequence.injected.clone()].iter().find(covers) else { return Ok(token) };

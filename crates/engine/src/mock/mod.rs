@@ -45,6 +45,8 @@ pub struct MockConfig {
     pub media_rows: usize,
     /// Whether the tokens of an image see each other, so that a step must not end in one.
     pub seen_whole: bool,
+    /// Number of slots for adapters.
+    pub adapter_slots: usize,
     /// Length H of an embedding.
     pub hidden_size: usize,
     /// Maximum number of rows of a step that reach the head.
@@ -73,6 +75,7 @@ impl Default for MockConfig {
             kv_groups: 1,
             media_rows: 0,
             seen_whole: false,
+            adapter_slots: 0,
             hidden_size: 8,
             max_rows: 256 + 64,
             max_in_flight: 1,
@@ -318,6 +321,10 @@ impl Executor for MockExecutor {
         })
     }
 
+    fn adapter_slots(&self) -> usize {
+        self.config.adapter_slots
+    }
+
     fn submit(&mut self, plan: StepPlan) -> Result<(), ExecutorError> {
         if self.in_flight.len() >= self.config.max_in_flight {
             return Err(broken(format!("step {} is one too many in flight", plan.step)));
@@ -330,6 +337,9 @@ impl Executor for MockExecutor {
         }
         for &seat in &plan.left {
             self.memory.leave(seat).map_err(broken)?;
+        }
+        for change in &plan.adapters {
+            self.memory.change_adapter(change).map_err(broken)?;
         }
         for joined in &plan.joined {
             self.memory.join(joined).map_err(broken)?;
@@ -425,6 +435,14 @@ impl MockConfig {
         memory::contents(prompt, images)
     }
 
+    /// Returns such a prompt as the mock sees it with the adapter of a number.
+    pub fn with_adapter(&self, mut contents: Vec<u32>, adapter: u64) -> Vec<u32> {
+        if let Some(first) = contents.first_mut() {
+            *first = memory::adapted(*first, adapter);
+        }
+        contents
+    }
+
     /// Returns the tokens that a request without a grammar will get, including its end-of-sequence or stop token: at
     /// most `max_len − prompt` of them, where `max_len` is the engine's `max_model_len`.
     pub fn expected_output(&self, prompt: &[u32], params: &SamplingParams, max_len: usize) -> Vec<u32> {
@@ -446,14 +464,14 @@ impl MockConfig {
 
     /// Returns the prompt log-probabilities that a request will get.
     pub fn expected_prompt_logprobs(&self, prompt: &[u32], alternatives: u32) -> Vec<Logprobs> {
-        self.expected_scores(prompt, &[], alternatives)
+        self.expected_scores(prompt, prompt, alternatives)
     }
 
-    /// Returns the prompt log-probabilities that a request with images will get.
-    pub fn expected_scores(&self, prompt: &[u32], images: &[PromptImage], alternatives: u32) -> Vec<Logprobs> {
+    /// Returns the prompt log-probabilities that a request will get whose prompt the mock sees as `contents`.
+    pub fn expected_scores(&self, contents: &[u32], prompt: &[u32], alternatives: u32) -> Vec<Logprobs> {
         let mut state = memory::EMPTY;
         let mut logprobs = Vec::new();
-        for (content, next) in self.with_images(prompt, images).into_iter().zip(&prompt[1..]) {
+        for (&content, next) in contents.iter().zip(&prompt[1..]) {
             state = memory::extend(state, content);
             logprobs.push(token::score(self, state, *next, alternatives));
         }

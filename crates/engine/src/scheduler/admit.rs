@@ -89,6 +89,11 @@ impl Scheduler {
         if sequence.pending > 0 || self.cannot_start(key) {
             return Admission::Blocked;
         }
+        if let Some(adapter) = &sequence.adapter
+            && !self.adapters.has_room(adapter)
+        {
+            return self.pass_over(key);
+        }
         let Some(sequence) = self.sequences.get_mut(key) else { return Admission::Blocked };
         let (most, known) = (sequence.may_be_cached(), sequence.history.len());
         let hit = self.kv.lookup(&mut sequence.kv, &sequence.history, most);
@@ -175,6 +180,8 @@ impl Scheduler {
         let (Some(seat), Some(sequence)) = (self.seats.pop(), self.sequences.get_mut(key)) else { return };
         self.waiting.remove(sequence);
         self.clients.start(sequence.client);
+        sequence.adapter_slot = sequence.adapter.as_ref().and_then(|adapter| self.adapters.take(adapter, self.step));
+        self.adapters_changed |= sequence.adapter.is_some();
         sequence.admit(seat, hit.tokens, self.kv.layout());
         self.kv.attach(&mut sequence.kv, hit);
         let fits = self.kv.grow(&mut sequence.kv, share.end());

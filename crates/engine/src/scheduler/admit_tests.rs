@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::tests::{Rig, config, prompt};
 use super::*;
-use crate::SamplingParams;
+use crate::{Adapter, SamplingParams};
 
 fn scored() -> SamplingParams {
     SamplingParams { prompt_logprobs: Some(0), max_tokens: 1, ..SamplingParams::default() }
@@ -48,6 +48,53 @@ fn a_head_that_does_not_fit_is_not_looked_up_again_until_it_may() {
     assert_eq!(rig.scheduler.kv.lookups, lookups, "a token is no lookup either");
     rig.scheduler.remove(first);
     assert_eq!(rig.step(), [(1, 32, false)]);
+}
+
+#[test]
+fn a_sequence_without_a_slot_for_its_adapter_lets_others_pass() {
+    let mut rig = Rig::new(EngineConfig { max_model_len: 512, ..config() }, 512);
+    let adapters = [1, 2, 3].map(|number| Adapter::new(number, format!("a{number}"), "test", ()));
+    let mut add = |rig: &mut Rig, adapter: Option<usize>, family, tokens| {
+        rig.adapter = adapter.map(|index| adapters[index].clone());
+        rig.add(prompt(family, 8), tokens, 0)
+    };
+    let [first, ..] = [0, 1, 2].map(|index| add(&mut rig, Some(index), index as u32, 100));
+    add(&mut rig, None, 4, 100);
+    assert_eq!(rig.step(), [(0, 8, true), (1, 8, true), (3, 8, true)], "the mock has two slots");
+    let told = |rig: &Rig| rig.plan.adapters.iter().map(|change| change.adapter.number()).collect::<Vec<_>>();
+    assert_eq!(told(&rig), [1, 2]);
+    assert_eq!(rig.plan.joined.iter().map(|joined| joined.adapter).collect::<Vec<_>>(), [Some(0), Some(1), None]);
+    rig.step();
+    assert!(told(&rig).is_empty());
+    rig.scheduler.remove(first);
+    assert_eq!(rig.step().last(), Some(&(2, 8, true)));
+    assert_eq!(told(&rig), [3]);
+    assert_eq!(rig.plan.joined[0].adapter, Some(0));
+    assert_eq!(rig.scheduler.take_adapter_names().unwrap()[0].len(), 2);
+    assert_eq!(rig.scheduler.take_adapter_names(), None, "nothing has changed");
+}
+
+#[test]
+fn a_sequence_without_a_slot_is_not_starved() {
+    let mut rig = Rig::new(EngineConfig { max_model_len: 64, ..config() }, 512);
+    let adapters = [1, 2, 3].map(|number| Adapter::new(number, "a", number.to_string(), ()));
+    let mut next = 0;
+    let mut add = |rig: &mut Rig, adapter: usize| {
+        rig.adapter = Some(adapters[adapter].clone());
+        next += 1;
+        rig.add(prompt(next, 4), 3, 0);
+        u64::from(next - 1)
+    };
+    add(&mut rig, 0);
+    add(&mut rig, 1);
+    rig.step();
+    let waits = add(&mut rig, 2);
+    let served = (0..200).position(|turn| {
+        // Requests with the adapters that have slots keep coming.
+        add(&mut rig, turn % 2);
+        rig.step().iter().any(|share| share.0 == waits)
+    });
+    assert!(served.is_some_and(|turns| (60..80).contains(&turns)), "{served:?}");
 }
 
 #[test]

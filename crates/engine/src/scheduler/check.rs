@@ -24,6 +24,10 @@ impl Scheduler {
         if self.is_idle() && self.kv.used() > 0 {
             return Err(format!("idle with {} blocks in use", self.kv.used()));
         }
+        let adapted = self.sequences.iter().filter(|(_, sequence)| sequence.adapter_slot.is_some()).count();
+        if self.adapters.holders() != adapted {
+            return Err(format!("{adapted} sequences hold {} slots of adapters", self.adapters.holders()));
+        }
         self.images.check(self.sequences.iter().map(|(_, sequence)| &sequence.images))?;
         self.sequences.iter().try_for_each(|(_, sequence)| self.check_sequence(sequence))
     }

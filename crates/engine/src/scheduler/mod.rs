@@ -5,6 +5,7 @@
 //! queues, the blocks and the estimate of a step's time that it is given: it reads no clock and uses no thread and no
 //! randomness.
 
+mod adapters;
 mod admit;
 #[cfg(test)]
 mod admit_tests;
@@ -21,6 +22,8 @@ mod sharing_tests;
 mod tests;
 mod write_plan;
 
+use std::sync::Arc;
+
 use crate::clock::StepClock;
 use crate::draft::Drafter;
 use crate::image::ImageCache;
@@ -28,6 +31,7 @@ use crate::inbox::RequestId;
 use crate::kv::{KvCache, KvLayout};
 use crate::sequence::{Residence, Sequence, SequenceKey, SequenceTable};
 use crate::{ClientId, EngineConfig, ImageSpec, KvCacheSpec, SchedulingPolicy, Seat, StepId, StepPlan};
+use adapters::AdapterSlots;
 use clients::Clients;
 use queue::{Rank, WaitingQueue};
 use share::Budget;
@@ -37,6 +41,15 @@ pub(crate) use share::{Share, StepRecord};
 /// bounded too tightly is not computed token by token.
 const LEAST_CHUNK: usize = 16;
 
+/// The memory of an executor that sequences share.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExecutorMemory<'a> {
+    pub(crate) kv: &'a KvCacheSpec,
+    pub(crate) images: Option<ImageSpec>,
+    /// Number of slots for adapters.
+    pub(crate) adapters: usize,
+}
+
 /// All sequences and blocks of the engine.
 pub(crate) struct Scheduler {
     config: EngineConfig,
@@ -44,6 +57,9 @@ pub(crate) struct Scheduler {
     scored_rows: usize,
     kv: KvCache,
     images: ImageCache,
+    adapters: AdapterSlots,
+    /// Whether the adapters of running or waiting sequences may have changed since they were last asked for.
+    adapters_changed: bool,
     sequences: SequenceTable,
     waiting: WaitingQueue,
     /// Clients of all sequences; empty unless the policy is fair.
@@ -74,12 +90,15 @@ pub(crate) struct Scheduler {
 
 impl Scheduler {
     /// Creates an idle scheduler for an executor with this memory and `max_rows` rows in a step.
-    pub(crate) fn new(config: EngineConfig, spec: &KvCacheSpec, images: Option<ImageSpec>, max_rows: usize) -> Self {
+    pub(crate) fn new(config: EngineConfig, memory: ExecutorMemory<'_>, max_rows: usize) -> Self {
+        let ExecutorMemory { kv: spec, images, adapters } = memory;
         let seats = config.max_num_seqs;
         let (rows, seen_whole) = images.map_or((0, false), |spec| (spec.cache_tokens, spec.seen_whole));
         Self {
             scored_rows: max_rows.saturating_sub(seats).max(1),
             images: ImageCache::new(rows, seen_whole),
+            adapters: AdapterSlots::new(adapters),
+            adapters_changed: false,
             kv: KvCache::new(
                 spec,
                 KvLayout::new(spec, config.enable_prefix_caching).seeded(config.prefix_seed.as_deref()),
@@ -166,6 +185,7 @@ impl Scheduler {
         if self.fair() {
             self.clients.enter(sequence.client);
         }
+        self.adapters_changed |= sequence.adapter.is_some();
         let key = self.sequences.insert(sequence);
         if let Some(sequence) = self.sequences.get(key) {
             self.waiting.push(key, sequence);
@@ -177,6 +197,7 @@ impl Scheduler {
     /// a block writes later.
     pub(crate) fn remove(&mut self, key: SequenceKey) -> Option<Box<Sequence>> {
         let mut sequence = self.sequences.remove(key)?;
+        self.adapters_changed |= sequence.adapter.is_some();
         match sequence.residence {
             Residence::Waiting => self.waiting.remove(&sequence),
             Residence::Running(seat) => {
@@ -185,10 +206,32 @@ impl Scheduler {
                 self.clients.stop(sequence.client);
                 self.kv.release(&mut sequence.kv);
                 self.images.release(&mut sequence.images);
+                if let Some(slot) = sequence.adapter_slot.take() {
+                    self.adapters.release(slot);
+                }
             }
         }
         self.clients.leave(sequence.client);
         Some(sequence)
+    }
+
+    /// Returns the names of the adapters of running and of waiting sequences, each name once and in order. `None` if they
+    /// have not changed since the last call.
+    pub(crate) fn take_adapter_names(&mut self) -> Option<[Vec<Arc<str>>; 2]> {
+        if !std::mem::take(&mut self.adapters_changed) {
+            return None;
+        }
+        let mut names = [Vec::new(), Vec::new()];
+        for (_, sequence) in self.sequences() {
+            if let Some(adapter) = &sequence.adapter {
+                names[usize::from(sequence.residence == Residence::Waiting)].push(Arc::clone(adapter.name()));
+            }
+        }
+        for names in &mut names {
+            names.sort_unstable();
+            names.dedup();
+        }
+        Some(names)
     }
 
     fn fair(&self) -> bool {
@@ -484,6 +527,10 @@ impl Scheduler {
         self.kv.release(&mut sequence.kv);
         self.images.release(&mut sequence.images);
         sequence.preempt();
+        self.adapters_changed |= sequence.adapter.is_some();
+        if let Some(slot) = sequence.adapter_slot.take() {
+            self.adapters.release(slot);
+        }
         self.clients.stop(sequence.client);
         self.waiting.push(key, sequence);
         self.preempted += 1;

@@ -1,10 +1,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::ExecutorMemory;
 use super::*;
 use crate::inbox::Inbox;
 use crate::kv::{Extras, SequenceKv, TokenHistory};
-use crate::{InputToken, KvGroupSpec, PlannedRow, Request, RowKind, SamplingParams, TableChange, stream};
+use crate::{Adapter, InputToken, KvGroupSpec, PlannedRow, Request, RowKind, SamplingParams, TableChange, stream};
 
 /// A scheduler whose steps complete at once unless a test delays them.
 pub(super) struct Rig {
@@ -16,6 +17,8 @@ pub(super) struct Rig {
     pub(super) plan: StepPlan,
     pub(super) clock: Option<StepClock>,
     pub(super) client: crate::ClientId,
+    /// Adapter of the next requests.
+    pub(super) adapter: Option<Adapter>,
 }
 
 pub(super) fn config() -> EngineConfig {
@@ -29,13 +32,18 @@ impl Rig {
         let spec = KvCacheSpec { block_size: 4, groups: vec![group] };
         Self {
             inbox: Arc::new(Inbox::new(&config)),
-            scheduler: Scheduler::new(config.clone(), &spec, None, config.max_num_seqs + 64),
+            scheduler: Scheduler::new(
+                config.clone(),
+                ExecutorMemory { kv: &spec, images: None, adapters: 2 },
+                config.max_num_seqs + 64,
+            ),
             epoch: Instant::now(),
             next_id: 0,
             step: 0,
             plan: StepPlan::default(),
             clock: None,
             client: crate::ClientId::default(),
+            adapter: None,
         }
     }
 
@@ -57,10 +65,15 @@ impl Rig {
             priority,
             arrival: self.epoch + Duration::from_millis(id),
             client: self.client,
+            adapter: self.adapter.clone(),
             ..Request::new(id.to_string(), prompt.into_iter().collect::<Vec<_>>(), params)
         };
         let history = TokenHistory::new(request.prompt.clone());
-        let kv = SequenceKv::new(self.scheduler.kv().layout(), &history, Extras::default());
+        let kv = SequenceKv::new(
+            self.scheduler.kv().layout(),
+            &history,
+            Extras { adapter: self.adapter.clone(), ..Extras::default() },
+        );
         let limit = (history.len() + max_tokens as usize).min(self.scheduler.config.max_model_len);
         let (sender, _stream) = stream::mailbox(id, self.inbox.clone());
         self.scheduler.enqueue(Sequence::new(id, request, kv, sender, limit));

@@ -13,6 +13,7 @@ impl Scheduler {
         plan.step = step;
         if !self.chosen.is_empty() {
             plan.left.append(&mut self.left);
+            self.adapters.write(&mut plan.adapters);
         }
         record.shares.clear();
         record.step = step;
@@ -68,6 +69,7 @@ fn joined(sequence: &Sequence, seat: Seat) -> Joined {
         constrained: sequence.constraint.is_some(),
         images: sequence.images.all().clone(),
         second_text: sequence.second_text,
+        adapter: sequence.adapter_slot,
     }
 }
 

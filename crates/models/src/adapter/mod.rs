@@ -6,13 +6,16 @@
 
 mod config;
 mod merge;
+mod served;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use octavo_ops::WeightError;
+use serde_json::Value;
 
 pub use merge::{MergeOptions, Merged, merge};
+pub use served::{AdapterTargets, ServedAdapter};
 
 use crate::checkpoint::{CheckpointError, Shards, read_object};
 use crate::config::ConfigError;
@@ -31,6 +34,9 @@ const MAX_RANK: usize = 256;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdapterError {
+    /// The folder does not exist or has no adapter.
+    #[error("'{}' has no adapter: there is no {CONFIG}", _0.display())]
+    Absent(PathBuf),
     /// A file of the adapter or of the model is missing or damaged.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
@@ -83,6 +89,8 @@ struct Delta {
 #[derive(Debug)]
 struct Adapter {
     path: PathBuf,
+    /// Name of the model for which it was trained.
+    base: Option<String>,
     /// By the module's name.
     deltas: BTreeMap<String, Delta>,
 }
@@ -99,10 +107,7 @@ impl Adapter {
     /// Reads and checks the adapter in a folder.
     fn open(folder: &Path) -> Result<Self, AdapterError> {
         let path = folder.join(CONFIG);
-        let object = read_object(&path)?.ok_or_else(|| CheckpointError::Unrecognised {
-            path: folder.to_owned(),
-            reason: format!("the folder has no {CONFIG}"),
-        })?;
+        let object = read_object(&path)?.ok_or_else(|| AdapterError::Absent(folder.to_owned()))?;
         let config = AdapterConfig::read(&path, &object)?;
         let path = folder.join(WEIGHTS);
         let unfit = |reason: String| AdapterError::Unfit { path: path.clone(), reason };
@@ -115,12 +120,21 @@ impl Adapter {
         if deltas.is_empty() {
             return Err(unfit("it has no tensors of LoRA".into()));
         }
-        Ok(Self { path: folder.to_owned(), deltas })
+        let base = object.get("base_model_name_or_path").and_then(Value::as_str).map(str::to_owned);
+        Ok(Self { path: folder.to_owned(), base, deltas })
     }
 
     fn unfit(&self, reason: String) -> AdapterError {
         AdapterError::Unfit { path: self.path.clone(), reason }
     }
+}
+
+/// Returns the name of the model for which the adapter in a folder says that it was trained; `None` if the folder has no
+/// LoRA adapter.
+pub fn adapter_base(folder: &Path) -> Option<String> {
+    let object = read_object(&folder.join(CONFIG)).ok()??;
+    let text = |key: &str| object.get(key).and_then(Value::as_str);
+    text("base_model_name_or_path").filter(|_| text("peft_type") == Some("LORA")).map(str::to_owned)
 }
 
 /// Returns the tensors of each module.

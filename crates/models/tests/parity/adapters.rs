@@ -1,15 +1,18 @@
-//! Compares models into which adapters were merged with PEFT's merged weights, and with PyTorch's logits for them.
+//! Compares models into which adapters were merged with PEFT's merged weights, and with PyTorch's logits for them. Compares
+//! models with adapters beside them with PEFT's logits.
 
 use std::path::Path;
 
+use octavo_backend_candle::CandleBackend;
+use octavo_backend_cpu::{CpuBackend, CpuConfig};
 use octavo_models::progress::Silent;
-use octavo_models::{Checkpoint, MergeOptions, Merged, merge};
-use octavo_ops::WeightSource;
+use octavo_models::{AdapterTargets, Checkpoint, MergeOptions, Merged, build_program, merge};
+use octavo_ops::{AdapterSource, Backend, WeightSource};
 use safetensors::SafeTensors;
 
 use crate::dequantise::read;
-use crate::golden::check_checkpoint;
-use crate::support::{testdata, words};
+use crate::golden::{CANDLE, check_checkpoint, check_session, tolerance};
+use crate::support::{Golden, Session, checkpoint, instruction_sets, testdata, words};
 
 /// Every adapter, with its base, and what was merged: changed and unpacked weights.
 const ADAPTERS: [(&str, &str, usize, usize); 3] =
@@ -59,4 +62,28 @@ fn the_shards_of_the_base_are_kept() {
     let index = std::fs::read_to_string(output.join("model.safetensors.index.json")).unwrap();
     assert!(index.contains("model-00002-of-00002.safetensors") && index.contains("\"total_size\""), "{index}");
     assert!(output.join("model-00001-of-00002.safetensors").exists());
+}
+
+#[test]
+fn logits_with_an_adapter_are_those_of_peft() {
+    for (name, base) in ADAPTERS.map(|(name, base, ..)| (name, base)).into_iter().chain([("permuted", "llama-gguf")]) {
+        let checkpoint = checkpoint(base);
+        let program = build_program(&checkpoint).unwrap().with_adapters();
+        let folder = testdata(&format!("adapters/{name}"));
+        let adapter = AdapterTargets::new(&checkpoint, &program).load(&folder, 16).unwrap();
+        assert!((1..=16).contains(&adapter.rank()) && adapter.bytes() > 0, "{name}");
+        assert_eq!(adapter.base(), Some(base.rsplit('/').next().unwrap()), "{name}");
+        let golden = Golden::read_file(&folder.join("unmerged.safetensors"));
+        let vocab = checkpoint.config().vocab_size;
+        let session = |backend: Box<dyn Backend>| {
+            Session::of(backend, &program, &checkpoint, golden.ids.len()).with_adapter(&adapter)
+        };
+        let candle = session(Box::new(CandleBackend::new()));
+        check_session(candle, &format!("{base} with {name} on candle"), &golden, vocab, CANDLE);
+        for isa in instruction_sets() {
+            let backend = CpuBackend::new(CpuConfig { isa: Some(isa), ..CpuConfig::default() }).unwrap();
+            let session = session(Box::new(backend));
+            check_session(session, &format!("{base} with {name} on {isa}"), &golden, vocab, tolerance(isa));
+        }
+    }
 }

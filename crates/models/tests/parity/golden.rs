@@ -9,7 +9,7 @@ use crate::support::{Defect, Golden, Session, checkpoint, instruction_sets, mean
 
 /// Limits on the difference from PyTorch's logits.
 #[derive(Clone, Copy)]
-struct Tolerance {
+pub(crate) struct Tolerance {
     /// Limit on a difference, relative to the largest logit.
     largest: f32,
     /// Limit on the root mean square of the differences, relative to that of the logits. Defects change it most.
@@ -17,7 +17,7 @@ struct Tolerance {
 }
 
 /// Both sides compute in f32 with sums in another order, and PyTorch computes rotary angles in f32.
-const CANDLE: Tolerance = Tolerance { largest: 2e-5, mean: 5e-6 };
+pub(crate) const CANDLE: Tolerance = Tolerance { largest: 2e-5, mean: 5e-6 };
 /// The CPU backend stores keys and values in bf16. The largest mean of all checkpoints is 0.0092.
 const CPU: Tolerance = Tolerance { largest: 0.03, mean: 0.012 };
 /// Some processors also multiply bf16 weights with activations in bf16. The largest mean of all checkpoints is 0.017.
@@ -54,12 +54,11 @@ pub(crate) fn check_checkpoint(name: &str, checkpoint: &Checkpoint) {
     check_session(candle, &format!("{name} on candle"), &golden, vocab, CANDLE);
     for isa in instruction_sets() {
         let session = Session::on_cpu(isa, checkpoint, golden.ids.len());
-        let tolerance = if multiplies_bf16(isa) { CPU_BF16 } else { CPU };
-        check_session(session, &format!("{name} on {isa}"), &golden, vocab, tolerance);
+        check_session(session, &format!("{name} on {isa}"), &golden, vocab, tolerance(isa));
     }
 }
 
-fn check_session(mut session: Session, name: &str, golden: &Golden, vocab: usize, tolerance: Tolerance) {
+pub(crate) fn check_session(mut session: Session, name: &str, golden: &Golden, vocab: usize, tolerance: Tolerance) {
     let whole = golden.ids.len();
     let modes: [(&str, &[usize]); 4] =
         [("whole", &[whole]), ("chunks of 7", &[7]), ("chunks of 16, 1, 23", &[16, 1, 23]), ("decode", &[1])];
@@ -88,6 +87,11 @@ fn top_two(row: &[f32]) -> (usize, usize) {
     let mut order: Vec<usize> = (0..row.len()).collect();
     order.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
     (order[0], order[1])
+}
+
+/// Returns the tolerance of an instruction set.
+pub(crate) fn tolerance(isa: Isa) -> Tolerance {
+    if multiplies_bf16(isa) { CPU_BF16 } else { CPU }
 }
 
 fn multiplies_bf16(isa: Isa) -> bool {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use octavo_backend_candle::CandleBackend;
 use octavo_backend_cpu::{CpuBackend, CpuConfig, Isa};
 use octavo_models::{Checkpoint, build_program};
-use octavo_ops::{Backend, BlockTables, Op, Program, StepBatch, WeightSource};
+use octavo_ops::{AdapterSource, Backend, BlockTables, Op, Program, StepBatch, WeightSource};
 use safetensors::SafeTensors;
 
 const BLOCK: usize = 16;
@@ -35,7 +35,11 @@ pub(crate) struct Golden {
 
 impl Golden {
     pub(crate) fn read(name: &str) -> Self {
-        let bytes = std::fs::read(testdata(name).join("golden.safetensors")).unwrap();
+        Self::read_file(&testdata(name).join("golden.safetensors"))
+    }
+
+    pub(crate) fn read_file(path: &Path) -> Self {
+        let bytes = std::fs::read(path).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
         Self { ids: words(&file, "input_ids", u32::from_le_bytes), logits: words(&file, "logits", f32::from_le_bytes) }
     }
@@ -48,6 +52,8 @@ pub(crate) struct Session {
     blocks: usize,
     past: usize,
     defect: Option<Defect>,
+    /// Adapter of the sequence, as in [`StepBatch::adapters`].
+    adapter: u32,
 }
 
 /// A defect that every comparison must detect.
@@ -101,7 +107,15 @@ impl Session {
         backend.load(program, weights, &mut |_| {}).unwrap();
         let (groups, blocks) = (program.kv_groups.len(), capacity.div_ceil(BLOCK));
         backend.allocate_kv(BLOCK, &vec![blocks + 1; groups]).unwrap();
-        Self { backend, groups, blocks, past: 0, defect: None }
+        Self { backend, groups, blocks, past: 0, defect: None, adapter: 0 }
+    }
+
+    /// Gives the sequence an adapter, in the second of three slots.
+    pub(crate) fn with_adapter(mut self, adapter: &dyn AdapterSource) -> Self {
+        self.backend.allocate_adapters(3, adapter.rank()).unwrap();
+        self.backend.set_adapter(1, adapter).unwrap();
+        self.adapter = 2;
+        self
     }
 
     /// Starts a new sequence. Its predecessor's stale keys stay in the cache, where nothing may read them.
@@ -133,6 +147,7 @@ impl Session {
             sampled_rows: rows.to_vec(),
             pooled_rows: (0..tokens.len() as u32).collect(),
             seats: vec![0],
+            adapters: vec![self.adapter],
             ..StepBatch::default()
         };
         self.backend.forward(&batch).unwrap();

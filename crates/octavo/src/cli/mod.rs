@@ -4,6 +4,7 @@
 //! unknown. The command line takes precedence over `--config`, the environment and the defaults, in this order
 //! ([`layers`]).
 
+mod adapters;
 mod argv;
 mod batch;
 mod bench;
@@ -33,6 +34,7 @@ use clap_complete::Shell;
 use octavo_backend_cpu::Isa;
 use octavo_telemetry::LogFormat;
 
+pub(crate) use adapters::AdapterArgs;
 pub(crate) use batch::RunBatchArgs;
 pub(crate) use bench::{
     BatchArgs, BenchArgs, BenchCommand, BenchKernelsArgs, BenchLatencyArgs, BenchLimitsArgs, BenchRooflineArgs,

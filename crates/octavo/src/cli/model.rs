@@ -10,6 +10,7 @@ use octavo_engine::SchedulingPolicy;
 use octavo_telemetry::LogFormat;
 
 use crate::cli::DEFAULT_MODEL;
+use crate::cli::adapters::AdapterArgs;
 use crate::cli::compat::CompatArgs;
 use crate::cli::media::MediaArgs;
 use crate::cli::values::{
@@ -54,6 +55,8 @@ pub(crate) struct ComposeArgs {
     pub(crate) sampling: SamplingArgs,
     #[command(flatten)]
     pub(crate) vectors: VectorArgs,
+    #[command(flatten)]
+    pub(crate) adapters: AdapterArgs,
     #[command(flatten)]
     pub(crate) media: MediaArgs,
     #[command(flatten)]

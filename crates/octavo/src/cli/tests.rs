@@ -253,6 +253,7 @@ fn unserved_flags_warn_or_refuse() {
         vec![],
         vec!["-tp", "1"],
         vec!["--no-enable-lora"],
+        vec!["--enable-lora", "--lora-modules", "a=/a", "--max-loras", "2"],
         vec!["-q", "gguf"],
         vec!["-q", "mxfp4"],
         vec!["-q", "awq_marlin"],
@@ -264,8 +265,8 @@ fn unserved_flags_warn_or_refuse() {
         vec!["--tensor-parallel-size", "2"],
         vec!["-pp", "2"],
         vec!["-dp", "4"],
-        vec!["--enable-lora"],
-        vec!["--lora-modules", "a=/a"],
+        vec!["--enable-lora-bias"],
+        vec!["--default-mm-loras", r#"{"image":"/a"}"#],
         vec!["--kv-transfer-config", r#"{"kv_connector":"x"}"#],
         vec!["--rope-scaling.x", "1"],
         vec!["--logprobs-mode", "processed_logits"],
@@ -273,7 +274,7 @@ fn unserved_flags_warn_or_refuse() {
         let error = check(&line).unwrap_err().to_string();
         assert!(error.starts_with("--") && error.contains(": "), "{line:?}: {error}");
     }
-    let both = check(&["-tp", "2", "--enable-lora"]).unwrap_err().to_string();
+    let both = check(&["-tp", "2", "--enable-lora-bias"]).unwrap_err().to_string();
     assert_eq!(both.lines().count(), 2, "all of them are told: {both}");
 }
 

@@ -1,5 +1,6 @@
 //! `octavo serve`: resolves and loads a model, composes the server and listens.
 
+mod adapters;
 pub(crate) mod device;
 pub(crate) mod generation;
 mod granted;
@@ -199,7 +200,11 @@ pub(crate) fn load_model(args: &ComposeArgs) -> Result<BareModel> {
 /// Loads the model and composes the server. It blocks, for minutes if the model is downloaded.
 fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     let limits = &args.engine;
+    let adapter_limits = adapters::limits(&args.adapters)?;
     let choice = device::choose(args)?;
+    if adapter_limits.is_some() && matches!(choice, device::Choice::Cuda) {
+        bail!("--enable-lora: adapters are served on processors only; add --device cpu");
+    }
     let files = ModelFiles::open(args)?;
     let (mut model, Computer { backend, device, mut steps, kv_bytes, .. }) = device::load(&choice, args, files)?;
     let (backend_name, on_gpu) = (backend.name(), kv_bytes.is_some());
@@ -216,6 +221,7 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
         max_model_len: plan.max_model_len,
         kv: plan.budget,
         async_scheduling: limits.async_scheduling,
+        adapters: adapter_limits,
     };
     let mut server_config = settings::server_config(args, settings, &model, plan.max_model_len)?;
     let model_name = server_config.served_model_names[0].clone();
@@ -257,10 +263,11 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     });
     let (publisher, sink) = settings.kv_events.as_ref().map(publish).transpose()?.unzip();
     server_config.kv_event_sources.extend(settings.kv_events.as_ref().map(|config| event_source(config, block_size)));
+    let adapters = adapters::start(&args.adapters, settings, &model)?;
     let drafts = engine_config.speculation.map(|speculation| speculation.tokens);
     let engine_metrics = drafts.map_or_else(|| telemetry.engine(), |drafts| telemetry.speculating_engine(drafts));
     let engine = Engine::spawn_with_events(Box::new(runner), engine_config, engine_metrics, sink)?;
-    let server = Server::new(engine.handle(), model.text, telemetry.clone(), server_config);
+    let server = Server::new(engine.handle(), model.text, telemetry.clone(), server_config, adapters);
     let (vocab_size, max_model_len) = (model.program.vocab_size, plan.max_model_len);
     Ok(Composed {
         engine,

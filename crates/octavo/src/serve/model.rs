@@ -84,7 +84,10 @@ impl ModelFiles {
         quantised::check(args.model.quantization.and_then(|given| given.0), &checkpoint)?;
         let config = checkpoint.config();
         let programs = octavo_models::build_programs(&checkpoint).with_context(|| path.display().to_string())?;
-        let program = programs.decoder;
+        let program = match args.adapters.enable_lora {
+            true => programs.decoder.with_adapters(),
+            false => programs.decoder,
+        };
         info!(
             "model: {} ({}, {:.1} M parameters, {} {}) from {}",
             resolved.name,

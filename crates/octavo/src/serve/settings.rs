@@ -32,6 +32,10 @@ const DEVELOPMENT: &str = "VLLM_SERVER_DEV_MODE";
 /// vLLM's variable for stored responses.
 const STORE: &str = "VLLM_ENABLE_RESPONSES_API_STORE";
 
+/// vLLM's variables for adapters that change while the server runs.
+const UPDATES: &str = "VLLM_ALLOW_RUNTIME_LORA_UPDATING";
+const ADAPTERS: &str = "VLLM_LORA_RESOLVER_CACHE_DIR";
+
 /// vLLM's variable for an API key.
 const API_KEY: &str = "VLLM_API_KEY";
 
@@ -58,6 +62,8 @@ pub(crate) struct Settings {
     pub(crate) kv_events: Option<KvEventsConfig>,
     /// Seed of the hashes of KV blocks.
     pub(crate) prefix_seed: Option<String>,
+    /// Folder in which adapters of unknown names are searched for.
+    pub(crate) adapter_folder: Option<PathBuf>,
     pub(crate) speculation: Option<Speculation>,
 }
 
@@ -72,15 +78,18 @@ impl Settings {
         }
         let settings = Self::in_process(&args.compose, environment)?;
         let keys_file = args.network.api_keys_file.as_deref().map(KeysFile::open).transpose()?;
+        let server = with_socket(settings.server, args, environment)?;
+        let adapter_folder = environment(ADAPTERS).filter(|_| server.adapter_routes).map(PathBuf::from);
         let server = ServerConfig {
             key_entries: keys_file.as_ref().map(|file| file.entries.clone()).unwrap_or_default(),
-            ..with_socket(settings.server, args, environment)?
+            ..server
         };
         Ok(Self {
             server,
             keys_file,
             log_stats: !args.log.disable_log_stats,
             uds: args.network.uds.clone(),
+            adapter_folder,
             tls: tls(args),
             ..settings
         })
@@ -136,6 +145,7 @@ fn with_socket(server: ServerConfig, args: &ServeArgs, environment: &Environment
         disable_docs: network.disable_fastapi_docs,
         tokenizer_info: network.enable_tokenizer_info_endpoint,
         development: switch(environment, DEVELOPMENT)?,
+        adapter_routes: updates(environment)?,
         response_store: switch(environment, STORE)?.then(StoreLimits::default),
         log: RequestLog {
             requests: log.enable_log_requests,
@@ -175,6 +185,15 @@ fn switch(environment: &Environment<'_>, name: &str) -> Result<bool> {
         None | Some("" | "0") => Ok(false),
         Some("1") => Ok(true),
         Some(other) => bail!("{name}='{other}' is neither 0 nor 1"),
+    }
+}
+
+/// Whether requests may load and unload adapters.
+fn updates(environment: &Environment<'_>) -> Result<bool> {
+    match environment(UPDATES).as_deref().map(|value| value.trim().to_ascii_lowercase()).as_deref() {
+        None | Some("" | "0" | "false") => Ok(false),
+        Some("1" | "true") => Ok(true),
+        Some(other) => bail!("{UPDATES}='{other}' is neither 0 nor 1"),
     }
 }
 

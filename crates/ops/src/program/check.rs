@@ -72,6 +72,7 @@ impl ProgramBuilder {
             Op::LatentPost(p) => self.latent_post_rules(p),
             Op::EmbedTaps(e) => vec![("the output", self.cols(e.out), self.weight_of(e.table).cols)],
             Op::Linear(l) => self.linear_rules(l),
+            Op::Lora(l) => vec![("the site", self.program.sites.len().min(l.site.0 + 1), l.site.0 + 1)],
             Op::QkvPost(q) => vec![
                 ("the input", self.cols(q.input), q.heads.qkv_cols()),
                 ("the output", self.cols(q.out), q.heads.q_cols()),
@@ -186,7 +187,7 @@ impl ProgramBuilder {
             Op::ExpertLinear(op) => (None, self.routed(op.routing)),
             Op::ExpertSum(_) => (None, Rows::Tokens),
             Op::Logits(_) | Op::Sample { .. } => (Some(Rows::Sampled), Rows::Sampled),
-            Op::Norm(_) | Op::Linear(_) | Op::Glu(_) | Op::Act(_) | Op::GateRows(_) => {
+            Op::Norm(_) | Op::Linear(_) | Op::Lora(_) | Op::Glu(_) | Op::Act(_) | Op::GateRows(_) => {
                 let rows = op.inputs().first().map(|id| self.program.buffers[id.0].rows);
                 (rows, rows.unwrap_or(Rows::Tokens))
             }

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 
 pub use heads::{HeadShape, Values};
 
-use crate::{EmbedIds, KvPlace, Op, PagedAttention, ProgramError, QkvPost, StorageType};
+use crate::{EmbedIds, KvPlace, Op, PagedAttention, ProgramError, QkvPost, Site, StorageType};
 
 /// Index of a [`Buffer`] in its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -161,6 +161,8 @@ pub struct Program {
     pub kv_groups: Vec<KvGroup>,
     /// Ops in execution order. The sampling part is the trailing [`Op::Sample`].
     pub ops: Vec<Op>,
+    /// Weights to which adapters add; empty if there are no adapters ([`Program::with_adapters`]).
+    pub sites: Vec<Site>,
     /// Vocabulary size V, also the number of scores of a classifier's tokens; 0 for an encoder of images.
     pub vocab_size: usize,
     /// Task.
@@ -295,6 +297,7 @@ impl ProgramBuilder {
             weights: Vec::new(),
             kv_groups: Vec::new(),
             ops: Vec::new(),
+            sites: Vec::new(),
             vocab_size,
             kind,
             streams: 1,

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
-use super::reference::{Reference, encoded};
+use super::reference::{Extras, Reference, encoded};
 use super::suite::{BLOCK, BLOCKS, Suite, run};
 use super::{PagedBatches, Rounding, TestRng, TinyEncoder, TinyModel};
 use crate::{Backend, EncodeBatch, GluKind, HeadShape, InjectedRow, MergeKind, NormKind, Rope, RopeStyle, StepBatch};
@@ -123,7 +123,12 @@ impl Suite<'_> {
         // The decoder is compared on what the encoder has stored, so that errors do not add up.
         let media = media.chunks(columns).map(|row| row.iter().map(|&x| f64::from(x)).collect()).collect();
         const TOKENS: usize = 30;
-        let reference = Reference::with_media(&model.decoder, TOKENS, rounding, media, injected(TOKENS));
+        let reference = Reference::with(
+            &model.decoder,
+            TOKENS,
+            rounding,
+            Extras { media, injected: injected(TOKENS), adapter: None },
+        );
         let mut batches = PagedBatches::for_program(&reference.program, BLOCK, BLOCKS, &mut TestRng(1));
         let sequence = batches.add(reference.tokens.clone());
         let mut batch = batches.step(&[(sequence, TOKENS)]);

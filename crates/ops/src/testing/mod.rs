@@ -4,6 +4,7 @@
 //! so, if a row's bits do not depend on how [`PagedBatches`] divides the sequences into steps. [`suite`] tests all of
 //! this.
 
+mod adapters;
 mod attention;
 mod batches;
 mod encoder;
@@ -15,6 +16,7 @@ mod reference;
 pub mod suite;
 mod texts;
 
+pub use adapters::TestAdapter;
 pub use batches::{PagedBatches, position, seen_end};
 pub use encoder::TinyEncoder;
 pub use experts::{TinyExperts, models_with_experts};

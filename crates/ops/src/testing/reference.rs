@@ -3,9 +3,10 @@
 use super::attention::Attention;
 use super::{MemoryWeights, TestRng, TinyModel, experts, latent, position, seen_end};
 use crate::{
-    BufferId, Embed, EmbedIds, EmbedTaps, EncodeBatch, GluKind, InjectMode, InjectRows, InjectedRow, KvPlace,
-    LatentPost, Linear, Logits, MergeKind, NormKind, NormOp, Op, PagedAttention, PoolKind, PoolRows, Program, QkvPost,
-    Residual, Rope, RopeStyle, Route, SegmentAttention, StepBatch, WeightError, WeightId, WeightSource,
+    AdapterSource, BufferId, Embed, EmbedIds, EmbedTaps, EncodeBatch, GluKind, InjectMode, InjectRows, InjectedRow,
+    KvPlace, LatentPost, Linear, Logits, Lora, LoraInput, LoraMatrices, MergeKind, NormKind, NormOp, Op,
+    PagedAttention, PoolKind, PoolRows, Program, QkvPost, Residual, Rope, RopeStyle, Route, SegmentAttention,
+    StepBatch, WeightError, WeightId, WeightSource,
 };
 
 pub(super) type Rows = Vec<Vec<f64>>;
@@ -53,29 +54,48 @@ impl Reference {
     /// # Panics
     /// Panics if the model is malformed or its weights are not stored as F32.
     pub fn new(model: &TinyModel, tokens: usize, rounding: Rounding) -> Self {
-        Self::with_media(model, tokens, rounding, Rows::new(), Vec::new())
+        Self::with(model, tokens, rounding, Extras::default())
     }
 
-    /// Computes the results for `tokens` random tokens, some of whose rows take rows of a media cache.
-    pub(super) fn with_media(
+    /// Computes the results for `tokens` random tokens, all of which have an adapter.
+    pub(super) fn with_adapter(
         model: &TinyModel,
         tokens: usize,
         rounding: Rounding,
-        media: Rows,
-        injected: Vec<InjectedRow>,
+        adapter: &dyn AdapterSource,
     ) -> Self {
-        let (program, weights) = model.build().expect("the model is well formed");
+        Self::with(model, tokens, rounding, Extras { adapter: Some(adapter), ..Extras::default() })
+    }
+
+    /// Computes the results for `tokens` random tokens, with what some models take beside them.
+    pub(super) fn with(model: &TinyModel, tokens: usize, rounding: Rounding, extras: Extras<'_>) -> Self {
+        let Extras { media, injected, adapter } = extras;
+        let (mut program, weights) = model.build().expect("the model is well formed");
+        if adapter.is_some() {
+            program = program.with_adapters();
+        }
         let tokens = TestRng(model.seed ^ 1).tokens(tokens, model.vocab_size);
         let streams = program.position_streams();
         let positions =
             (0..streams).map(|stream| (0..tokens.len()).map(|place| position(place, stream)).collect()).collect();
-        let input = Input { tokens: &tokens, positions, injected: &injected, segments: None, encode: None };
+        let input = Input { tokens: &tokens, positions, injected: &injected, segments: None, encode: None, adapter };
         let meaning =
             |disturbance| meaning(&program, &weights, &input, media.clone(), disturbance).expect("the weights are F32");
         let exact = meaning(None);
         let disturbed = disturbances(rounding, model.seed).map(|disturbance| meaning(Some(disturbance))).collect();
         Self { program, weights, tokens, exact, disturbed }
     }
+}
+
+/// Input of a model beside the tokens.
+#[derive(Default)]
+pub(super) struct Extras<'a> {
+    /// The media cache.
+    pub(super) media: Rows,
+    /// Rows that take rows of the media cache.
+    pub(super) injected: Vec<InjectedRow>,
+    /// The adapter of all rows.
+    pub(super) adapter: Option<&'a dyn AdapterSource>,
 }
 
 impl Reference {
@@ -111,6 +131,8 @@ struct Input<'a> {
     /// The rows of an encoder, divided into segments.
     segments: Option<&'a StepBatch>,
     encode: Option<&'a EncodeBatch>,
+    /// The adapter of all rows.
+    adapter: Option<&'a dyn AdapterSource>,
 }
 
 /// Computes the media cache of `rows` rows after an encoder's batch, exactly and under random rounding errors.
@@ -126,7 +148,8 @@ pub(super) fn encoded(
 ) -> (Rows, Vec<Rows>) {
     let tokens = &batch.rows.token_ids;
     let positions = batch.rows.positions.chunks(tokens.len().max(1)).map(<[u32]>::to_vec).collect();
-    let input = Input { tokens, positions, injected: &[], segments: Some(&batch.rows), encode: Some(batch) };
+    let input =
+        Input { tokens, positions, injected: &[], segments: Some(&batch.rows), encode: Some(batch), adapter: None };
     let media = vec![vec![0.0; program.media_columns()]; rows];
     let run =
         |disturbance| meaning(program, weights, &input, media.clone(), disturbance).expect("the weights are F32").media;
@@ -145,7 +168,7 @@ pub(super) fn vectors(
 ) -> (Rows, Vec<Rows>) {
     let tokens = &batch.token_ids;
     let positions = vec![batch.positions.clone()];
-    let input = Input { tokens, positions, injected: &[], segments: Some(batch), encode: None };
+    let input = Input { tokens, positions, injected: &[], segments: Some(batch), encode: None, adapter: None };
     let run =
         |disturbance| meaning(program, weights, &input, Rows::new(), disturbance).expect("the weights are F32").hidden;
     (run(None), disturbances(rounding, seed).map(|disturbance| run(Some(disturbance))).collect())
@@ -274,6 +297,7 @@ impl Interpreter<'_> {
             Op::InjectRows(op) => (op.out, self.inject(op)),
             Op::Norm(op) => (op.out, self.norm(op)),
             Op::Linear(op) => (op.out, self.linear(op)),
+            Op::Lora(op) => (op.out, self.lora(program, op)),
             Op::QkvPost(op) => (op.out, self.qkv_post(op)),
             Op::HeadLinear(op) => {
                 (op.out, latent::head_linear(op, self.buffer(op.input), self.weight(op.weight), cols(op.out)))
@@ -454,6 +478,32 @@ impl Interpreter<'_> {
         rows.iter_mut().flatten().for_each(|x| *x *= f64::from(op.scale));
         if let Some(addend) = op.add {
             rows = add(&rows, self.buffer(addend));
+        }
+        rows
+    }
+
+    fn lora(&self, program: &Program, op: &Lora) -> Rows {
+        let mut rows = self.buffer(op.out).clone();
+        let Some(adapter) = self.input.adapter else { return rows };
+        let mut first = 0;
+        for (part, [outputs, inputs]) in program.site_parts(op.site).into_iter().enumerate() {
+            let columns = first..first + outputs;
+            first = columns.end;
+            let Some(LoraMatrices { rank, scaling, a, b }) = adapter.matrices(op.site, part) else { continue };
+            for (index, row) in rows.iter_mut().enumerate() {
+                let shrunk = |j: usize| match op.input {
+                    LoraInput::Tokens => f64::from(a[self.input.tokens[index] as usize * rank + j]),
+                    LoraInput::Rows(input) => {
+                        let weights = a[j * inputs..][..inputs].iter();
+                        self.buffer(input)[index].iter().zip(weights).map(|(x, a)| x * f64::from(*a)).sum()
+                    }
+                };
+                let shrunk: Vec<f64> = (0..rank).map(shrunk).collect();
+                for (x, b) in row[columns.clone()].iter_mut().zip(b.chunks(rank)) {
+                    let sum: f64 = shrunk.iter().zip(b).map(|(t, b)| t * f64::from(*b)).sum();
+                    *x += f64::from(op.scale) * f64::from(scaling) * sum;
+                }
+            }
         }
         rows
     }

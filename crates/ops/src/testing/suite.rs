@@ -73,7 +73,7 @@ impl Suite<'_> {
     }
 
     /// Returns the logits and hidden states of every token of a sequence that runs alone and is prefilled in one step.
-    fn alone(&self, program: &Program, weights: &MemoryWeights, tokens: &[u32]) -> Vec<Vec<u32>> {
+    pub(super) fn alone(&self, program: &Program, weights: &MemoryWeights, tokens: &[u32]) -> Vec<Vec<u32>> {
         let mut batches = PagedBatches::for_program(program, BLOCK, BLOCKS, &mut TestRng(1));
         let sequence = batches.add(tokens.to_vec());
         let batch = batches.step(&[(sequence, tokens.len())]);
@@ -89,9 +89,19 @@ impl Suite<'_> {
     /// Checks that every row's error is at most `margin` times that of the worst disturbed run, because the backend's
     /// own rounding is another random disturbance.
     pub fn near_meaning(&self, reference: &Reference, margin: f64) -> Result<(), TestCaseError> {
-        let Reference { program, weights, tokens, exact, disturbed } = reference;
+        let Reference { program, weights, tokens, .. } = reference;
         prop_assume!(reference.chooses_clearly(0.1 * self.worst), "rounding may change the choice of experts");
-        let found = self.alone(program, weights, tokens);
+        self.near_rows(reference, &self.alone(program, weights, tokens), margin)
+    }
+
+    /// Checks the errors of the logits and hidden states of every token.
+    pub(super) fn near_rows(
+        &self,
+        reference: &Reference,
+        found: &[Vec<u32>],
+        margin: f64,
+    ) -> Result<(), TestCaseError> {
+        let Reference { program, tokens, exact, disturbed, .. } = reference;
         prop_assert_eq!(found.len(), tokens.len());
         let width = program.vocab_size + exact.hidden[0].len();
         prop_assert!(found.iter().all(|row| row.len() == width));

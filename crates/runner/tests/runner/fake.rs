@@ -190,6 +190,7 @@ pub(crate) const CONFIG: RunnerConfig = RunnerConfig {
     max_model_len: 20,
     kv: KvBudget::Blocks(9),
     async_scheduling: None,
+    adapters: None,
 };
 
 pub(crate) fn program() -> Arc<Program> {

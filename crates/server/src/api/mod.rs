@@ -3,6 +3,7 @@
 //! `request` reads a body, `convert` makes the request of the engine from it, and `stream` writes the answer. What several
 //! APIs share is in `shared`. The structure of requests is checked by `request`, the values by `shared::sampling`.
 
+pub(crate) mod adapters;
 pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod development;

@@ -5,6 +5,7 @@ use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use uuid::Uuid;
 
+use crate::adapters::{Adapters, ServedAdapter};
 use crate::api::shared::response::Null;
 use crate::app::{App, AppState};
 use crate::error::ApiError;
@@ -24,8 +25,8 @@ struct ModelCard<'a> {
     created: u64,
     owned_by: &'static str,
     root: &'a str,
-    parent: Null,
-    max_model_len: usize,
+    parent: Option<&'a str>,
+    max_model_len: Option<usize>,
     permission: [ModelPermission; 1],
 }
 
@@ -45,19 +46,35 @@ struct ModelPermission {
     is_blocking: bool,
 }
 
-/// One card for each served name.
+/// One card for each served name, and one for each adapter.
 pub(crate) async fn handle(State(state): State<AppState>) -> Response {
-    let config = &state.config;
-    Json(ModelList { object: "list", data: config.served_model_names.iter().map(|id| card(id, &state)).collect() })
-        .into_response()
+    let adapters = adapters(&state);
+    let base = state.config.served_model_names.iter().map(|id| card(id, &state));
+    let data = base.chain(adapters.iter().map(|served| adapter_card(served, &state))).collect();
+    Json(ModelList { object: "list", data }).into_response()
 }
 
 /// The card of one served name. A slash in it may be written as `%2F`.
 pub(crate) async fn one(State(state): State<AppState>, Path(model): Path<String>) -> Response {
-    let names = &state.config.served_model_names;
-    match names.iter().find(|name| **name == model) {
-        Some(name) => Json(card(name, &state)).into_response(),
-        None => ApiError::model_not_found(&model, names).into_response(),
+    if let Some(name) = state.config.served_model_names.iter().find(|name| **name == model) {
+        return Json(card(name, &state)).into_response();
+    }
+    match adapters(&state).iter().find(|served| **served.adapter.name() == *model) {
+        Some(served) => Json(adapter_card(served, &state)).into_response(),
+        None => ApiError::model_not_found(&model, &state.model_names()).into_response(),
+    }
+}
+
+fn adapters(state: &App) -> Vec<ServedAdapter> {
+    state.adapters.as_ref().map(Adapters::list).unwrap_or_default()
+}
+
+fn adapter_card<'a>(served: &'a ServedAdapter, state: &'a App) -> ModelCard<'a> {
+    ModelCard {
+        root: &served.path,
+        parent: Some(&served.parent),
+        max_model_len: None,
+        ..card(served.adapter.name(), state)
     }
 }
 
@@ -68,8 +85,8 @@ fn card<'a>(id: &'a str, state: &'a App) -> ModelCard<'a> {
         created: state.started,
         owned_by: "vllm",
         root: &state.config.model_root,
-        parent: Null,
-        max_model_len: state.config.max_model_len,
+        parent: None,
+        max_model_len: Some(state.config.max_model_len),
         permission: [permission(state.started)],
     }
 }

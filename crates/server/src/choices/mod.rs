@@ -219,6 +219,7 @@ fn build_request(state: &AppState, submission: &Submission, index: usize) -> Req
         cache_salt: origin.cache_salt.clone(),
         constraint: submission.restrictions.constraint(),
         images: Arc::clone(&prompt.images),
+        adapter: submission.model.adapter.clone(),
         second_text: None,
         parent_n: (child == 0).then_some(sampling.n),
         task: octavo_engine::Task::Generate,

@@ -5,6 +5,7 @@
 #![allow(clippy::approx_constant, reason = "log-probabilities as the wire spells them")]
 
 mod access;
+mod adapters;
 mod batch;
 mod bounds;
 mod chat;

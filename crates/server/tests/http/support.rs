@@ -1,6 +1,7 @@
 //! A server on a port of its own, and what tests ask of it.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -11,8 +12,8 @@ use octavo_engine::{
     StepOutput, StepPlan, TokenOutput,
 };
 use octavo_server::{
-    Activation, ApiKeys, Matryoshka, PairFormat, PoolingConfig, PoolingKind, Server, ServerConfig, ServerError,
-    Shutdown, TextModel,
+    Activation, Adapters, ApiKeys, Matryoshka, PairFormat, PoolingConfig, PoolingKind, Server, ServerConfig,
+    ServerError, Shutdown, TextModel,
 };
 use octavo_telemetry::{Telemetry, TelemetryConfig, TraceConfig, Traces};
 use octavo_text::{ChatTemplate, ReasoningSyntax, SpecialTokens, Tokenizer, ToolSyntax};
@@ -21,6 +22,7 @@ use serde_json::{Map, Value, json};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
+use crate::adapters::FakeLoader;
 pub use crate::vocabulary::{IM_END, VOCAB, WORDS, id, tokenizer};
 use crate::vocabulary::{TEMPLATE, build};
 
@@ -52,6 +54,10 @@ struct Watched {
 impl Executor for Watched {
     fn kv_cache_spec(&self) -> &KvCacheSpec {
         self.inner.kv_cache_spec()
+    }
+
+    fn adapter_slots(&self) -> usize {
+        self.inner.adapter_slots()
     }
 
     fn vocab_size(&self) -> usize {
@@ -114,6 +120,7 @@ pub struct Setup {
     pub template: &'static str,
     gate: Option<Receiver<()>>,
     traces: Option<TraceConfig>,
+    adapters: Option<Adapters>,
 }
 
 impl Default for Setup {
@@ -144,6 +151,7 @@ impl Default for Setup {
             template: TEMPLATE,
             gate: None,
             traces: None,
+            adapters: None,
         }
     }
 }
@@ -199,6 +207,16 @@ impl Setup {
     pub fn varied() -> Self {
         let mut setup = Self::default();
         setup.mock.script = None;
+        setup
+    }
+
+    /// Serves adapters: the mock has room for one at a time. A folder `good` has one, `bad` a damaged one.
+    pub fn adapted() -> Self {
+        let mut setup = Self::varied();
+        setup.mock.adapter_slots = 1;
+        setup.config.adapter_routes = true;
+        let folder = Some(PathBuf::from("/adapters"));
+        setup.adapters = Some(Adapters::new(FakeLoader, folder, setup.config.served_model_names.clone()));
         setup
     }
 
@@ -264,7 +282,7 @@ impl Setup {
         let tokenizer = Arc::new(self.tokenizer.unwrap_or_else(|| tokenizer(self.more_tokens)));
         let template = ChatTemplate::new(self.template, tokenizer.special()).unwrap();
         let text = TextModel { tokenizer, template: Some(Arc::new(template)), images: None };
-        (Server::new(engine.handle(), text, telemetry.clone(), self.config), engine, telemetry, seen)
+        (Server::new(engine.handle(), text, telemetry.clone(), self.config, self.adapters), engine, telemetry, seen)
     }
 
     /// Serves on a free port.

@@ -169,7 +169,7 @@ impl TestServer {
             ..ServerConfig::default()
         };
         let routes = post_routes(&config);
-        Self { router: Server::new(engine.handle(), text, telemetry, config).router(), routes, _engine: engine }
+        Self { router: Server::new(engine.handle(), text, telemetry, config, None).router(), routes, _engine: engine }
     }
 
     /// The most memory that a request took beside its body, in bytes.

@@ -128,13 +128,20 @@ fn every_engine_series_is_there_at_zero_from_the_start() {
 /// As vLLM has it, with its labels and no others; there is room for no adapter.
 #[test]
 fn no_lora_adapter_is_there_from_the_start() {
-    let families = scrape(&telemetry("m"));
+    let telemetry = telemetry("m");
+    let families = scrape(&telemetry);
     let info = family(&families, "vllm:lora_requests_info");
     assert_eq!((info.kind.as_str(), info.samples.len()), ("gauge", 1));
     let labels: Vec<(&str, &str)> = info.samples[0].labels.iter().map(|(name, value)| (&**name, &**value)).collect();
     assert_eq!(labels, [("max_lora", "0"), ("running_lora_adapters", ""), ("waiting_lora_adapters", "")]);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
     assert!((now - 60.0..=now).contains(&info.samples[0].value), "{}", info.samples[0].value);
+    telemetry.engine().adapters(4, &["a".into(), "b".into()], &["c\"".into()]);
+    let families = scrape(&telemetry);
+    let info = family(&families, "vllm:lora_requests_info");
+    let labels: Vec<(&str, &str)> = info.samples[0].labels.iter().map(|(name, value)| (&**name, &**value)).collect();
+    assert_eq!(labels, [("max_lora", "4"), ("running_lora_adapters", "a,b"), ("waiting_lora_adapters", "c\"")]);
+    assert_eq!(info.samples.len(), 1, "the latest replaces the one before");
 }
 
 #[test]

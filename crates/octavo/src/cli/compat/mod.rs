@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_refused_feature_may_be_switched_off() {
-        assert!(check("enable-lora", &["false"]).unwrap().is_empty());
-        assert!(check("enable-lora", &["true"]).is_err());
+        assert!(check("enable-lora-bias", &["false"]).unwrap().is_empty());
+        assert!(check("enable-lora-bias", &["true"]).is_err());
     }
 }

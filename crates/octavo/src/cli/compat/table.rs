@@ -14,8 +14,8 @@ const ONE_RANK: Outcome = NoEffect("one process serves one copy of the model");
 const ONE: Outcome = Only(&["1"], "a server computes on one device; run one server per device behind a load balancer");
 const FIRST: Outcome =
     Only(&["0"], "a server computes on one device; run one server per device behind a load balancer");
-const LORA: Outcome = Refused("LoRA adapters are not supported yet");
-const LORA_LIMIT: Outcome = NoEffect("it limits LoRA adapters, which are not supported yet");
+const LORA: Outcome = Refused("this kind of LoRA adapters is not supported");
+const LORA_WHOLE: Outcome = NoEffect("one device computes the whole model");
 const SPECULATION: Outcome =
     NoEffect("--speculative-config configures speculative decoding; answers are the same without it, but slower");
 const SCALE_OUT: Outcome = Refused("the render routes are always on, and the other scale-out routes are not supported");
@@ -163,16 +163,12 @@ pub(crate) const FLAGS: &[Flag] = &[
     flag("enable-dbo", Switch, EXPERTS),
     flag("device-ids", Value, Refused("the server uses the first visible GPU; select it with CUDA_VISIBLE_DEVICES")),
     // LoRA and speculation.
-    flag("enable-lora", Switch, LORA),
-    flag("lora-modules", Values, LORA),
     flag("default-mm-loras", Json, LORA),
     flag("enable-lora-bias", Switch, LORA),
-    flag("fully-sharded-loras", Switch, LORA_LIMIT),
-    flag("max-loras", Value, LORA_LIMIT),
-    flag("max-lora-rank", Value, LORA_LIMIT),
-    flag("max-cpu-loras", Value, LORA_LIMIT),
-    flag("lora-extra-vocab-size", Value, LORA_LIMIT),
-    flag("lora-dtype", Value, LORA_LIMIT),
+    flag("fully-sharded-loras", Switch, LORA_WHOLE),
+    flag("max-cpu-loras", Value, NoEffect("adapters stay in memory while they are served")),
+    flag("lora-extra-vocab-size", Value, LORA),
+    flag("lora-dtype", Value, NoEffect("the numbers of an adapter are kept as they are")),
     flag("speculative-model", Value, SPECULATION),
     flag("num-speculative-tokens", Value, SPECULATION),
     flag("spec-method", Value, SPECULATION),

@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
+use octavo_engine::Adapter;
+
+use crate::adapters::Adapters;
 use crate::app::App;
 use crate::error::ApiError;
-
-/// The name of an adapter of the base model.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct AdapterName(pub Arc<str>);
 
 /// The model of a request, from the name in its body to the engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,23 +14,34 @@ pub(crate) struct ResolvedModel {
     /// The name of the base model in the response.
     pub(crate) base: Arc<str>,
     /// The adapter; `None` for the base model alone.
-    pub(crate) adapter: Option<AdapterName>,
+    pub(crate) adapter: Option<Adapter>,
 }
 
 impl ResolvedModel {
     /// The name in the response.
     pub(crate) fn name(&self) -> &Arc<str> {
-        self.adapter.as_ref().map_or(&self.base, |adapter| &adapter.0)
+        self.adapter.as_ref().map_or(&self.base, Adapter::name)
     }
 }
 
 impl App {
-    /// The model of this name, by default the one that is served. A name that is not served is refused.
+    /// The model of this name, by default the one that is served. A name that is not served is refused. May read an
+    /// adapter, so it is called on the blocking pool.
     pub(crate) fn resolve_model(&self, name: Option<&str>) -> Result<ResolvedModel, ApiError> {
-        let names = &self.config.served_model_names;
-        match name {
-            Some(name) if !names.iter().any(|served| served == name) => Err(ApiError::model_not_found(name, names)),
-            _ => Ok(ResolvedModel { base: Arc::clone(&self.model), adapter: None }),
+        let base = Arc::clone(&self.model);
+        let Some(name) = name.filter(|name| !self.config.served_model_names.iter().any(|served| served == name)) else {
+            return Ok(ResolvedModel { base, adapter: None });
+        };
+        let found = self.adapters.as_ref().map(|adapters| adapters.resolve(name)).transpose();
+        match found.map_err(|error| ApiError::bad_request(error.to_string()).with_param("model"))?.flatten() {
+            Some(adapter) => Ok(ResolvedModel { base, adapter: Some(adapter) }),
+            None => Err(ApiError::model_not_found(name, &self.model_names())),
         }
+    }
+
+    /// The names that requests may have as their model.
+    pub(crate) fn model_names(&self) -> Vec<String> {
+        let adapters = self.adapters.iter().flat_map(Adapters::list).map(|served| served.adapter.name().to_string());
+        self.config.served_model_names.iter().cloned().chain(adapters).collect()
     }
 }

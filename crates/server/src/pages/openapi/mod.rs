@@ -7,6 +7,7 @@ use std::sync::LazyLock;
 use serde_json::{Value, json};
 
 use super::page::Page;
+use crate::api::adapters::{LoadAdapterRequest, UnloadAdapterRequest};
 use crate::api::chat::request::ChatRequest;
 use crate::api::completions::request::CompletionRequest;
 use crate::api::messages::request::MessagesRequest;
@@ -43,6 +44,8 @@ const DECLARED: &[fn(&mut Value)] = &[
     CohereRequest::describe,
     TokenizedText::describe,
     DetokenizeRequest::describe,
+    LoadAdapterRequest::describe,
+    UnloadAdapterRequest::describe,
 ];
 
 /// The document without what only a running server knows.

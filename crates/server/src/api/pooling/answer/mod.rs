@@ -100,6 +100,7 @@ fn build_request(prepared: &PreparedPooling, index: usize) -> Request {
         client: prepared.origin.client,
         arrival: prepared.origin.arrival,
         cache_salt: prepared.origin.cache_salt.clone(),
+        adapter: prepared.model.adapter.clone(),
         constraint: None,
         parent_n: Some(1),
     }

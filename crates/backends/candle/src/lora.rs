@@ -1,0 +1,89 @@
+//! Adapters: what sequences add to the products of a step, row by row.
+
+use std::collections::HashMap;
+
+use candle_core::{Device, Result, Tensor};
+use octavo_ops::{AdapterSource, BackendError, LoraMatrices, Program, SiteId};
+
+use crate::failed;
+
+/// The matrices of a part of a site's weight.
+struct Matrices {
+    rank: usize,
+    scaling: f32,
+    a: Vec<f32>,
+    b: Vec<f32>,
+}
+
+/// An adapter in a slot.
+#[derive(Default)]
+pub(crate) struct Adapter {
+    matrices: HashMap<(SiteId, usize), Matrices>,
+}
+
+/// The input of a product: rows of K elements, or the index of the only one that is 1.
+pub(crate) enum Input<'a> {
+    Rows(Vec<Vec<f32>>),
+    Tokens(&'a [u32]),
+}
+
+impl Adapter {
+    /// Copies an adapter.
+    pub(crate) fn new(
+        program: &Program,
+        source: &dyn AdapterSource,
+        limit: usize,
+    ) -> std::result::Result<Self, BackendError> {
+        if source.rank() > limit {
+            return Err(failed(format!("the adapter has the rank {}, above the largest of {limit}", source.rank())));
+        }
+        let mut matrices = HashMap::new();
+        for site in (0..program.sites.len()).map(SiteId) {
+            for (part, [rows, cols]) in program.site_parts(site).into_iter().enumerate() {
+                let Some(LoraMatrices { rank, scaling, a, b }) = source.matrices(site, part) else { continue };
+                if a.len() != rank * cols || b.len() != rows * rank || rank > source.rank() {
+                    return Err(failed(format!("an adapter of rank {rank} does not fit a weight of {rows} x {cols}")));
+                }
+                matrices.insert((site, part), Matrices { rank, scaling, a: a.to_vec(), b: b.to_vec() });
+            }
+        }
+        Ok(Self { matrices })
+    }
+}
+
+/// The outputs of a product, to which adapters add.
+pub(crate) struct Outputs<'a> {
+    pub(crate) site: SiteId,
+    /// Size `[N,K]` of each part of its weight.
+    pub(crate) parts: &'a [[usize; 2]],
+    pub(crate) scale: f32,
+    pub(crate) rows: Vec<Vec<f32>>,
+}
+
+impl Outputs<'_> {
+    /// Adds what an adapter has for a row.
+    pub(crate) fn add(&mut self, adapter: &Adapter, input: &Input<'_>, row: usize) {
+        let mut first = 0;
+        for (part, &[outputs, inputs]) in self.parts.iter().enumerate() {
+            let columns = first..first + outputs;
+            first = columns.end;
+            let Some(Matrices { rank, scaling, a, b }) = adapter.matrices.get(&(self.site, part)) else { continue };
+            let shrunk: Vec<f32> = match input {
+                Input::Rows(rows) => a.chunks(inputs).map(|a| scaling * dot(&rows[row], a)).collect(),
+                Input::Tokens(ids) => a[ids[row] as usize * rank..][..*rank].iter().map(|a| scaling * a).collect(),
+            };
+            for (out, b) in self.rows[row][columns].iter_mut().zip(b.chunks(*rank)) {
+                *out += self.scale * dot(&shrunk, b);
+            }
+        }
+    }
+
+    /// Returns the outputs as a tensor.
+    pub(crate) fn tensor(self) -> Result<Tensor> {
+        Tensor::new(self.rows, &Device::Cpu)
+    }
+}
+
+fn dot(x: &[f32], y: &[f32]) -> f32 {
+    x.iter().zip(y).map(|(x, y)| x * y).sum()
+}
