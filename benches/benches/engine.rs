@@ -138,6 +138,7 @@ fn turn(c: &mut Criterion) {
                     client: octavo_engine::ClientId::default(),
                     arrival: Instant::now(),
                     cache_salt: None,
+                    adapter: None,
                     constraint: None,
                     images: Arc::default(),
                     second_text: None,

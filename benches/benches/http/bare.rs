@@ -49,6 +49,7 @@ async fn connection(mut socket: TcpStream, engine: EngineHandle) -> io::Result<(
             client: octavo_engine::ClientId::default(),
             arrival: Instant::now(),
             cache_salt: None,
+            adapter: None,
             constraint: None,
             images: Arc::default(),
             second_text: None,

@@ -66,7 +66,8 @@ pub(crate) fn serve() -> Result<(), Box<dyn Error>> {
     let telemetry = Telemetry::new(TelemetryConfig { model_name: MODEL.into(), engine: 0, max_model_len: 2048 });
     let engine = Engine::spawn(Box::new(MockExecutor::new(mock)), limits, telemetry.engine())?;
     let config = ServerConfig { served_model_names: vec![MODEL.into()], vocab_size, ..ServerConfig::default() };
-    let server = Server::new(engine.handle(), TextModel { tokenizer, template: None, images: None }, telemetry, config);
+    let server =
+        Server::new(engine.handle(), TextModel { tokenizer, template: None, images: None }, telemetry, config, None);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await?;

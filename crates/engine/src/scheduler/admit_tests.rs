@@ -54,7 +54,7 @@ fn a_head_that_does_not_fit_is_not_looked_up_again_until_it_may() {
 fn a_sequence_without_a_slot_for_its_adapter_lets_others_pass() {
     let mut rig = Rig::new(EngineConfig { max_model_len: 512, ..config() }, 512);
     let adapters = [1, 2, 3].map(|number| Adapter::new(number, format!("a{number}"), "test", ()));
-    let mut add = |rig: &mut Rig, adapter: Option<usize>, family, tokens| {
+    let add = |rig: &mut Rig, adapter: Option<usize>, family, tokens| {
         rig.adapter = adapter.map(|index| adapters[index].clone());
         rig.add(prompt(family, 8), tokens, 0)
     };

@@ -76,7 +76,7 @@ fn logits_with_an_adapter_are_those_of_peft() {
         let golden = Golden::read_file(&folder.join("unmerged.safetensors"));
         let vocab = checkpoint.config().vocab_size;
         let session = |backend: Box<dyn Backend>| {
-            Session::of(backend, &program, &checkpoint, golden.ids.len()).with_adapter(&adapter)
+            Session::load(backend, &program, &checkpoint, golden.ids.len()).with_adapter(&adapter)
         };
         let candle = session(Box::new(CandleBackend::new()));
         check_session(candle, &format!("{base} with {name} on candle"), &golden, vocab, CANDLE);

@@ -10,7 +10,8 @@ use octavo_runner::{AdapterLimits, AdapterWeights};
 use octavo_server::{AdapterLoadError, AdapterLoader, AdapterSource, Adapters};
 use tracing::{info, warn};
 
-use crate::cli::AdapterArgs;
+use crate::cli::{AdapterArgs, LoraModule};
+use crate::serve::device::Choice;
 use crate::serve::model::LoadedModel;
 use crate::serve::settings::Settings;
 use crate::system::human_bytes;
@@ -21,13 +22,16 @@ const MAX_RANK: usize = 256;
 /// The room for adapters, if they are enabled.
 ///
 /// # Errors
-/// Flags contradict each other.
-pub(crate) fn limits(args: &AdapterArgs) -> Result<Option<AdapterLimits>> {
+/// Flags contradict each other, or the device serves no adapters.
+pub(crate) fn limits(args: &AdapterArgs, choice: &Choice) -> Result<Option<AdapterLimits>> {
     if !args.enable_lora {
         if !args.lora_modules.is_empty() {
             bail!("--lora-modules needs --enable-lora");
         }
         return Ok(None);
+    }
+    if matches!(choice, Choice::Cuda) {
+        bail!("--enable-lora: adapters are served on processors only; add --device cpu");
     }
     if args.max_lora_rank > MAX_RANK {
         bail!("--max-lora-rank {}: the largest rank is {MAX_RANK}", args.max_lora_rank);
@@ -35,12 +39,17 @@ pub(crate) fn limits(args: &AdapterArgs) -> Result<Option<AdapterLimits>> {
     Ok(Some(AdapterLimits { slots: args.max_loras, rank: args.max_lora_rank }))
 }
 
-/// Loads the adapters of the flags. Returns all that may be served, if they are enabled.
+/// Loads adapters at the start. Returns all that may be served, if there is room for any.
 ///
 /// # Errors
 /// An adapter cannot be loaded.
-pub(crate) fn start(args: &AdapterArgs, settings: &Settings, model: &LoadedModel) -> Result<Option<Adapters>> {
-    let Some(AdapterLimits { slots, rank }) = limits(args)? else { return Ok(None) };
+pub(crate) fn start(
+    modules: &[LoraModule],
+    limits: Option<AdapterLimits>,
+    settings: &Settings,
+    model: &LoadedModel,
+) -> Result<Option<Adapters>> {
+    let Some(AdapterLimits { slots, rank }) = limits else { return Ok(None) };
     let targets = AdapterTargets::new(&model.checkpoint, &model.program);
     info!("adapters: {slots} at a time, of rank {rank} at most");
     if settings.server.adapter_routes {
@@ -48,7 +57,7 @@ pub(crate) fn start(args: &AdapterArgs, settings: &Settings, model: &LoadedModel
     }
     let folder = settings.adapter_folder.clone();
     let adapters = Adapters::new(Loader { targets, rank }, folder, settings.server.served_model_names.clone());
-    for module in &args.lora_modules {
+    for module in modules {
         let loaded = adapters.load(&module.name, Path::new(&module.path), module.base.as_deref());
         loaded.map_err(|error| anyhow!("--lora-modules {}: {error}", module.name))?;
     }

@@ -200,11 +200,8 @@ pub(crate) fn load_model(args: &ComposeArgs) -> Result<BareModel> {
 /// Loads the model and composes the server. It blocks, for minutes if the model is downloaded.
 fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     let limits = &args.engine;
-    let adapter_limits = adapters::limits(&args.adapters)?;
     let choice = device::choose(args)?;
-    if adapter_limits.is_some() && matches!(choice, device::Choice::Cuda) {
-        bail!("--enable-lora: adapters are served on processors only; add --device cpu");
-    }
+    let adapter_limits = adapters::limits(&args.adapters, &choice)?;
     let files = ModelFiles::open(args)?;
     let (mut model, Computer { backend, device, mut steps, kv_bytes, .. }) = device::load(&choice, args, files)?;
     let (backend_name, on_gpu) = (backend.name(), kv_bytes.is_some());
@@ -263,7 +260,7 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     });
     let (publisher, sink) = settings.kv_events.as_ref().map(publish).transpose()?.unzip();
     server_config.kv_event_sources.extend(settings.kv_events.as_ref().map(|config| event_source(config, block_size)));
-    let adapters = adapters::start(&args.adapters, settings, &model)?;
+    let adapters = adapters::start(&args.adapters.lora_modules, adapter_limits, settings, &model)?;
     let drafts = engine_config.speculation.map(|speculation| speculation.tokens);
     let engine_metrics = drafts.map_or_else(|| telemetry.engine(), |drafts| telemetry.speculating_engine(drafts));
     let engine = Engine::spawn_with_events(Box::new(runner), engine_config, engine_metrics, sink)?;

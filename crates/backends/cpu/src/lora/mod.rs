@@ -59,10 +59,21 @@ pub(crate) struct Expand {
 /// Rows of a buffer that have the same adapter.
 #[derive(Clone, Copy)]
 struct Tile {
+    /// Index among the tiles of the buffer.
+    index: usize,
     /// Slot of the adapter.
     slot: usize,
     rows: [usize; ROWS],
     count: usize,
+}
+
+/// Some outputs of a part of a site.
+struct Piece<'a> {
+    part: &'a adapter::Part,
+    /// First output of the part.
+    first: usize,
+    /// Outputs of the piece, counted from that one.
+    columns: Range<usize>,
 }
 
 /// Memory that is kept from step to step.
@@ -86,7 +97,9 @@ impl LoraScratch {
             self.order.sort_unstable();
             tiles.clear();
             for same in self.order.chunk_by(|a, b| a.0 == b.0) {
-                tiles.extend(same.chunks(ROWS).map(|rows| Tile {
+                let first = tiles.len();
+                tiles.extend(same.chunks(ROWS).zip(first..).map(|(rows, index)| Tile {
+                    index,
                     slot: rows[0].0 as usize,
                     // The rows after the last are computed and not used.
                     rows: std::array::from_fn(|index| rows[index.min(rows.len() - 1)].1 as usize),
@@ -179,12 +192,12 @@ impl Forward<'_> {
             for (range, part) in op.parts.iter().zip(&matrices.parts) {
                 let (start, end) = (range.start.max(columns.start), range.end.min(columns.end));
                 let Some(part) = part.as_ref().filter(|_| start < end) else { continue };
-                let columns = start - range.start..end - range.start;
+                let piece = Piece { part, first: range.start, columns: start - range.start..end - range.start };
                 SHRUNK.with_borrow_mut(|shrunk| {
                     // SAFETY: the caller guarantees this; these columns of the rows belong to this thread.
                     unsafe {
-                        self.shrunk(op, (at, tile), part, shrunk, scratch);
-                        self.expand_part(op, tile, part, (range.start, columns), shrunk, scratch);
+                        self.shrunk(op, tile, part, shrunk, scratch);
+                        self.expand_piece(op, tile, &piece, shrunk, scratch);
                     }
                 });
             }
@@ -201,14 +214,7 @@ impl Forward<'_> {
     }
 
     /// Writes `s · A x` of a tile's rows for a part of a site's weight.
-    unsafe fn shrunk(
-        &self,
-        op: &Expand,
-        (at, tile): (usize, Tile),
-        part: &adapter::Part,
-        shrunk: &mut Vec<f32>,
-        scratch: &Scratch,
-    ) {
+    unsafe fn shrunk(&self, op: &Expand, tile: Tile, part: &adapter::Part, shrunk: &mut Vec<f32>, scratch: &Scratch) {
         shrunk.clear();
         match (op.input, scratch.lora.shared) {
             (LoraInput::Rows(input), Some(partial)) => {
@@ -218,7 +224,7 @@ impl Forward<'_> {
                     shrunk.resize(first + part.rank, 0.0);
                     // The rows after the last are those of other tiles or of an earlier step, and are not used.
                     for piece in 0..pieces {
-                        let place = ((at * ROWS + row) * pieces + piece) * panels * LANES + part.from;
+                        let place = ((tile.index * ROWS + row) * pieces + piece) * panels * LANES + part.from;
                         // SAFETY: the caller guarantees this.
                         let sums = unsafe { partial.view(place, part.rank) };
                         shrunk[first..].iter_mut().zip(sums).for_each(|(x, sum)| *x += sum);
@@ -236,15 +242,8 @@ impl Forward<'_> {
     }
 
     /// Adds the products with B for some of a part's columns.
-    unsafe fn expand_part(
-        &self,
-        op: &Expand,
-        tile: Tile,
-        part: &adapter::Part,
-        (first, columns): (usize, Range<usize>),
-        shrunk: &[f32],
-        scratch: &Scratch,
-    ) {
+    unsafe fn expand_piece(&self, op: &Expand, tile: Tile, piece: &Piece<'_>, shrunk: &[f32], scratch: &Scratch) {
+        let Piece { part, first, columns } = piece;
         let out = scratch.rows[op.out.0];
         let x: [&[f32]; ROWS] = std::array::from_fn(|row| &shrunk[row * part.rank..][..part.rank]);
         for panel in columns.start / LANES..columns.end.div_ceil(LANES) {
