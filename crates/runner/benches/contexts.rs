@@ -61,7 +61,7 @@ impl Backend for Nothing {
     }
 
     fn forward(&mut self, batch: &StepBatch) -> Result<(), BackendError> {
-        let limits = Limits { kv: &self.kv, drawn: self.drawn, media_rows: 0 };
+        let limits = Limits { kv: &self.kv, drawn: self.drawn, ..Limits::default() };
         batch
             .check(&self.program, limits)
             .map_err(|what| BackendError::Failed { backend: "nothing", reason: what.into() })
