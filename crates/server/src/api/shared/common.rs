@@ -220,14 +220,7 @@ fn allowed_token_ids(fields: &mut JsonFields<'_>) -> Option<Vec<i64>> {
 }
 
 fn repetition_detection(fields: &mut JsonFields<'_>) -> Option<RepetitionDetection> {
-    let raw = fields.raw("repetition_detection")?;
-    let mut inner = match JsonFields::object(raw, vec!["repetition_detection".into()]) {
-        Ok(inner) => inner,
-        Err(error) => {
-            fields.absorb(error);
-            return None;
-        }
-    };
+    let mut inner = fields.nested("repetition_detection")?;
     let mut number = |name: &str, default: i64, low: i64, high: i64| {
         let value = inner.get(name).unwrap_or(default);
         if !(low..=high).contains(&value) {
@@ -279,18 +272,14 @@ fn stream_interval(fields: &mut JsonFields<'_>) -> Option<u32> {
 
 fn stream(fields: &mut JsonFields<'_>) -> Option<StreamOptions> {
     let stream = fields.get("stream").unwrap_or(false);
-    let Some(raw) = fields.raw("stream_options") else { return stream.then(StreamOptions::default) };
+    if fields.raw("stream_options").is_none() {
+        return stream.then(StreamOptions::default);
+    }
     if !stream {
         fields.value_error("stream_options", "Stream options can only be defined when `stream=True`.");
         return None;
     }
-    let mut options = match JsonFields::object(raw, vec!["stream_options".into()]) {
-        Ok(options) => options,
-        Err(error) => {
-            fields.absorb(error);
-            return None;
-        }
-    };
+    let mut options = fields.nested("stream_options")?;
     let include_usage = options.get("include_usage").unwrap_or(false);
     let continuous_usage = options.get("continuous_usage_stats").unwrap_or(false) && include_usage;
     fields.absorb(options.into_errors());

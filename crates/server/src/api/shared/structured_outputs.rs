@@ -45,7 +45,7 @@ pub(crate) fn format_of(raw: &RawValue, name: &str) -> Result<Option<GrammarSpec
     let spec = match kind.as_deref() {
         Some("text") => None,
         Some("json_object") => Some(GrammarSpec::JsonObject),
-        Some("json_schema") => json_schema(&mut format, name),
+        Some("json_schema") => json_schema(&mut format),
         Some("structural_tag") => value_within(raw)
             .map(GrammarSpec::StructuralTag)
             .map_err(|message| format.value_error("type", message))
@@ -67,26 +67,18 @@ pub(crate) fn format_of(raw: &RawValue, name: &str) -> Result<Option<GrammarSpec
 }
 
 /// The schema is under `json_schema` or, in the form of the responses route, beside `type`.
-fn json_schema(format: &mut JsonFields<'_>, name: &str) -> Option<GrammarSpec> {
-    let inner = match format.raw("json_schema") {
-        Some(raw) => JsonFields::object(raw, vec![name.to_owned(), "json_schema".into()]),
-        None if format.raw("schema").is_some() => return schema(format),
-        None => {
-            format.missing("json_schema");
-            return None;
+fn json_schema(format: &mut JsonFields<'_>) -> Option<GrammarSpec> {
+    if format.raw("json_schema").is_none() {
+        if format.raw("schema").is_some() {
+            return schema(format);
         }
-    };
-    match inner {
-        Ok(mut inner) => {
-            let spec = schema(&mut inner);
-            format.absorb(inner.into_errors());
-            spec
-        }
-        Err(error) => {
-            format.absorb(error);
-            None
-        }
+        format.missing("json_schema");
+        return None;
     }
+    let mut inner = format.nested("json_schema")?;
+    let spec = schema(&mut inner);
+    format.absorb(inner.into_errors());
+    spec
 }
 
 fn schema(fields: &mut JsonFields<'_>) -> Option<GrammarSpec> {
@@ -118,14 +110,7 @@ pub(crate) fn json_spec(schema: Value) -> GrammarSpec {
 }
 
 fn structured_outputs(fields: &mut JsonFields<'_>) -> Option<GrammarSpec> {
-    let raw = fields.raw("structured_outputs")?;
-    let mut inner = match JsonFields::object(raw, vec!["structured_outputs".into()]) {
-        Ok(inner) => inner,
-        Err(error) => {
-            fields.absorb(error);
-            return None;
-        }
-    };
+    let mut inner = fields.nested("structured_outputs")?;
     let set: Vec<&str> = KINDS.into_iter().filter(|kind| is_set(&mut inner, kind)).collect();
     let spec = match set[..] {
         [kind] => structured(&mut inner, kind),

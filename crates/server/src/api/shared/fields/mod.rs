@@ -105,6 +105,12 @@ impl<'a> JsonFields<'a> {
         value
     }
 
+    /// The fields of an object; `None` if it is absent, null or no object, which adds an error.
+    pub(crate) fn nested(&mut self, name: &str) -> Option<JsonFields<'a>> {
+        let path = self.path.iter().cloned().chain([name.to_owned()]).collect();
+        Self::object(self.raw(name)?, path).map_err(|error| self.absorb(error)).ok()
+    }
+
     /// The elements of a list field, empty if it is absent or null. An error is added if it has more than `MAX`.
     pub(crate) fn list<T, const MAX: usize>(&mut self, name: &str) -> Vec<T>
     where
