@@ -53,6 +53,7 @@ static DOCUMENT: LazyLock<Value> = LazyLock::new(|| {
     let mut document: Value = serde_json::from_str(PATHS).expect("the paths are JSON");
     let mut schemas: Value = serde_json::from_str(SCHEMAS).expect("the schemas are JSON");
     DECLARED.iter().for_each(|describe| describe(&mut schemas));
+    schemas.as_object_mut().into_iter().flatten().for_each(|(_, schema)| required_first(schema));
     document["components"]["schemas"] = schemas;
     for route in ROUTES {
         let Some(operation) = document["paths"][&described_path(route)].get_mut(route.method.to_lowercase()) else {
@@ -66,6 +67,17 @@ static DOCUMENT: LazyLock<Value> = LazyLock::new(|| {
     }
     document
 });
+
+/// Puts the required properties of a schema first, as readers expect them.
+fn required_first(schema: &mut Value) {
+    let required = schema.get("required").and_then(Value::as_array).cloned().unwrap_or_default();
+    let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) else { return };
+    let mut others = std::mem::take(properties);
+    for name in required.iter().filter_map(Value::as_str) {
+        properties.extend(others.shift_remove(name).map(|property| (name.to_owned(), property)));
+    }
+    properties.append(&mut others);
+}
 
 /// The path under which a route is described. The router marks what may have slashes in it.
 fn described_path(route: &Route) -> String {
@@ -131,6 +143,17 @@ mod tests {
     #[test]
     fn every_route_is_described_and_every_description_is_a_route() {
         assert_eq!(names(&DOCUMENT), all());
+    }
+
+    #[test]
+    fn required_fields_come_first() {
+        for (name, schema) in DOCUMENT["components"]["schemas"].as_object().unwrap() {
+            let Some(properties) = schema["properties"].as_object() else { continue };
+            let required = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
+            let required: Vec<&str> = required.filter(|name| properties.contains_key(*name)).collect();
+            let first: Vec<&str> = properties.keys().take(required.len()).map(String::as_str).collect();
+            assert_eq!(first, required, "{name}");
+        }
     }
 
     /// The names of a schema's properties, with those of the schemas that it is made of.
