@@ -60,7 +60,7 @@ def generate(port, model, tokens, number):
     text = answer.read()
     connection.close()
     if answer.status != 200:
-        raise SystemExit(f"{answer.status}: {text[:200]!r}")
+        raise RuntimeError(f"{answer.status}: {text[:200]!r}")
 
 
 def speed(port, models, arguments, first):
@@ -83,7 +83,7 @@ def start(arguments, folder, names):
         try:
             generate(port, "base", 1, 0)
             return server, port
-        except OSError:
+        except (OSError, RuntimeError):
             if server.poll() is not None:
                 raise SystemExit("the server has ended") from None
             time.sleep(0.2)
