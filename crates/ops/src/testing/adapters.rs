@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
-use super::suite::{BLOCK, BLOCKS, Suite, run};
+use super::suite::{BLOCK, BLOCKS, Suite, draw_parts, run, same_rows};
 use super::{MemoryWeights, PagedBatches, Reference, Rounding, TestRng, TinyModel};
 use crate::{AdapterSource, Backend, LoraMatrices, Program, SiteId};
 
@@ -132,25 +132,11 @@ impl Suite<'_> {
         }
         let mut backend = adapted.load(self);
         while (0..adapters.len()).any(|s| batches.left(s) > 0) {
-            let mut parts = Vec::new();
-            for sequence in 0..adapters.len() {
-                let left = batches.left(sequence);
-                if left > 0 && rng.below(4) > 0 {
-                    let count = if rng.below(2) == 0 { 1 } else { 1 + rng.below(left) };
-                    parts.push((sequence, batches.whole_spans(sequence, count)));
-                }
-            }
+            let parts = draw_parts(&batches, adapters.len(), &mut rng);
             let starts: Vec<_> = parts.iter().map(|&(sequence, _)| batches.computed(sequence)).collect();
             let mut batch = batches.step(&parts);
             batch.adapters = parts.iter().map(|&(sequence, _)| adapters[sequence]).collect();
-            let rows = run(&mut *backend, program, &batch);
-            let mut rows = rows.iter();
-            for (&(sequence, count), start) in parts.iter().zip(starts) {
-                for position in start..start + count {
-                    let expected = &expected[sequence][position];
-                    prop_assert_eq!(rows.next(), Some(expected), "sequence {}, position {}", sequence, position);
-                }
-            }
+            same_rows(&run(&mut *backend, program, &batch), &parts, &starts, &expected)?;
         }
         Ok(())
     }

@@ -64,6 +64,37 @@ pub(super) fn run(backend: &mut dyn Backend, program: &Program, batch: &StepBatc
     rows.map(|(logits, hidden)| logits.iter().chain(hidden).map(|x| x.to_bits()).collect()).collect()
 }
 
+/// Draws the parts of a step: some sequences decode a token, others compute a chunk.
+pub(super) fn draw_parts(batches: &PagedBatches, sequences: usize, rng: &mut TestRng) -> Vec<(usize, usize)> {
+    let mut parts = Vec::new();
+    for sequence in 0..sequences {
+        let left = batches.left(sequence);
+        if left > 0 && rng.below(4) > 0 {
+            let decode = rng.below(2) == 0;
+            let count = if decode { 1 } else { 1 + rng.below(left) };
+            parts.push((sequence, batches.whole_spans(sequence, count)));
+        }
+    }
+    parts
+}
+
+/// Checks that the rows of a step, whose parts begin at `starts`, have the bits of their sequences alone.
+pub(super) fn same_rows(
+    rows: &[Vec<u32>],
+    parts: &[(usize, usize)],
+    starts: &[usize],
+    expected: &[Vec<Vec<u32>>],
+) -> Result<(), TestCaseError> {
+    let mut rows = rows.iter();
+    for (&(sequence, count), &start) in parts.iter().zip(starts) {
+        for position in start..start + count {
+            let expected = &expected[sequence][position];
+            prop_assert_eq!(rows.next(), Some(expected), "sequence {}, position {}", sequence, position);
+        }
+    }
+    Ok(())
+}
+
 impl Suite<'_> {
     pub(super) fn loaded(&self, program: &Program, weights: &MemoryWeights) -> Box<dyn Backend> {
         let mut backend = (self.backend)();
@@ -154,25 +185,10 @@ impl Suite<'_> {
                 expected.push(self.alone(program, weights, &tokens));
                 sharing = Some(batches.add_sharing(0, tokens));
             }
-            let mut parts = Vec::new();
-            for sequence in 0..expected.len() {
-                let left = batches.left(sequence);
-                if left > 0 && rng.below(4) > 0 {
-                    let decode = rng.below(2) == 0;
-                    let count = if decode { 1 } else { 1 + rng.below(left) };
-                    parts.push((sequence, batches.whole_spans(sequence, count)));
-                }
-            }
+            let parts = draw_parts(&batches, expected.len(), &mut rng);
             let starts: Vec<_> = parts.iter().map(|&(sequence, _)| batches.computed(sequence)).collect();
             let batch = batches.step(&parts);
-            let rows = run(&mut *backend, program, &batch);
-            let mut rows = rows.iter();
-            for (&(sequence, count), start) in parts.iter().zip(starts) {
-                for position in start..start + count {
-                    let expected = &expected[sequence][position];
-                    prop_assert_eq!(rows.next(), Some(expected), "sequence {}, position {}", sequence, position);
-                }
-            }
+            same_rows(&run(&mut *backend, program, &batch), &parts, &starts, &expected)?;
         }
         Ok(())
     }
