@@ -127,7 +127,7 @@ impl Scratch {
             self.largest = Some(Shared::new(&mut self.tops));
         }
         if !forward.adapters.is_empty() {
-            self.lora.set_up(batch, forward.shrunk_width());
+            self.lora.set_up(batch, || forward.shrunk_width());
         }
         self.caches.resize_with(kv.len(), Vec::new);
         for (caches, cache) in self.caches.iter_mut().zip(kv) {

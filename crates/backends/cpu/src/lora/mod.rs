@@ -89,8 +89,9 @@ pub(crate) struct LoraScratch {
 }
 
 impl LoraScratch {
-    /// Divides the rows of a step into tiles. `width` is the largest number of partial sums of a row.
-    pub(crate) fn set_up(&mut self, batch: &StepBatch, width: usize) {
+    /// Divides the rows of a step into tiles. `width` returns the largest number of partial sums of a row, if any row has
+    /// an adapter.
+    pub(crate) fn set_up(&mut self, batch: &StepBatch, width: impl FnOnce() -> usize) {
         for (tiles, rows) in self.tiles.iter_mut().zip([RowCount::Tokens, RowCount::Sampled]) {
             self.order.clear();
             self.order.extend(batch.adapted(rows).map(|(row, adapter)| (adapter - 1, row)));
@@ -108,7 +109,9 @@ impl LoraScratch {
             }
         }
         let tiles = self.tiles.iter().map(Vec::len).max().unwrap_or(0);
-        self.partial.reserve_zeroed(tiles * ROWS * width);
+        if tiles > 0 {
+            self.partial.reserve_zeroed(tiles * ROWS * width());
+        }
         self.shared = Some(Shared::new(&mut self.partial));
     }
 
