@@ -6,8 +6,8 @@ use crate::cost::{ElementBytes, Peaks};
 use crate::dummy::DummyRule;
 use crate::sampling::{SampleBatch, SampledToken};
 use crate::{
-    AdapterSource, BackendError, EncodeBatch, KvGroup, Program, ProgramKind, Slab, StepBatch, StorageType, WeightError,
-    WeightPart,
+    AdapterSource, BackendError, EncodeBatch, KvGroup, LoraMatrices, Program, ProgramKind, SiteId, Slab, StepBatch,
+    StorageType, WeightError, WeightPart,
 };
 
 /// A tensor of a checkpoint in its storage type, usually a view of the mapped file.
@@ -117,6 +117,42 @@ pub fn check_encoder(backend: &'static str, decoder: &Program, encoder: &Program
     }
     let reason = format!("the encoder stores {found} columns, the decoder takes {expected}");
     Err(BackendError::Failed { backend, reason })
+}
+
+/// Checks that adapters can add to the products of a program.
+///
+/// # Errors
+/// Returns [`BackendError::Failed`] if the program has no sites.
+pub fn check_sites(backend: &'static str, program: &Program) -> Result<(), BackendError> {
+    if program.sites.is_empty() {
+        return Err(BackendError::Failed { backend, reason: "the program has no sites for adapters".into() });
+    }
+    Ok(())
+}
+
+/// Checks that the matrices of an adapter fit a program and are of the rank `limit` at most.
+///
+/// # Errors
+/// Returns [`BackendError::Failed`] with the rank or the size that does not fit.
+pub fn check_adapter(
+    backend: &'static str,
+    program: &Program,
+    adapter: &dyn AdapterSource,
+    limit: usize,
+) -> Result<(), BackendError> {
+    let failed = |reason: String| Err(BackendError::Failed { backend, reason });
+    if adapter.rank() > limit {
+        return failed(format!("the adapter has the rank {}, above the largest of {limit}", adapter.rank()));
+    }
+    for site in (0..program.sites.len()).map(SiteId) {
+        for (part, [rows, cols]) in program.site_parts(site).into_iter().enumerate() {
+            let Some(LoraMatrices { rank, a, b, .. }) = adapter.matrices(site, part) else { continue };
+            if a.len() != rank * cols || b.len() != rows * rank || rank > adapter.rank() {
+                return failed(format!("an adapter of rank {rank} does not fit a weight of {rows} x {cols}"));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Checks that there is a number of blocks for each KV group of a program.

@@ -4,7 +4,7 @@ use candle_core::Tensor;
 use octavo_ops::sampling::{SampleBatch, SampledToken, Sampler};
 use octavo_ops::{
     AdapterSource, Backend, BackendError, EncodeBatch, KvGroup, Limits, Program, ProgramKind, StepBatch, WeightSource,
-    check_block_counts, check_block_size, check_encoder,
+    check_block_counts, check_block_size, check_encoder, check_sites,
 };
 
 use crate::forward::{Forward, malformed};
@@ -121,9 +121,7 @@ impl Backend for CandleBackend {
     }
 
     fn allocate_adapters(&mut self, slots: usize, rank: usize) -> Result<(), BackendError> {
-        if self.model()?.program.sites.is_empty() {
-            return Err(failed("the program has no sites for adapters"));
-        }
+        check_sites(NAME, &self.model()?.program)?;
         self.adapters.clear();
         self.adapters.resize_with(slots, || None);
         self.largest_rank = rank;

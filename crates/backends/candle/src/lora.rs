@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use candle_core::{Device, Result, Tensor};
-use octavo_ops::{AdapterSource, BackendError, LoraMatrices, Program, SiteId};
+use octavo_ops::{AdapterSource, BackendError, LoraMatrices, Program, SiteId, check_adapter};
 
-use crate::failed;
+use crate::NAME;
 
 /// The matrices of a part of a site's weight.
 struct Matrices {
@@ -34,16 +34,11 @@ impl Adapter {
         source: &dyn AdapterSource,
         limit: usize,
     ) -> std::result::Result<Self, BackendError> {
-        if source.rank() > limit {
-            return Err(failed(format!("the adapter has the rank {}, above the largest of {limit}", source.rank())));
-        }
+        check_adapter(NAME, program, source, limit)?;
         let mut matrices = HashMap::new();
         for site in (0..program.sites.len()).map(SiteId) {
-            for (part, [rows, cols]) in program.site_parts(site).into_iter().enumerate() {
+            for part in 0..program.site_parts(site).len() {
                 let Some(LoraMatrices { rank, scaling, a, b }) = source.matrices(site, part) else { continue };
-                if a.len() != rank * cols || b.len() != rows * rank || rank > source.rank() {
-                    return Err(failed(format!("an adapter of rank {rank} does not fit a weight of {rows} x {cols}")));
-                }
                 matrices.insert((site, part), Matrices { rank, scaling, a: a.to_vec(), b: b.to_vec() });
             }
         }

@@ -8,7 +8,7 @@ use octavo_ops::cost::ElementBytes;
 use octavo_ops::sampling::{SampleBatch, SampledToken, Sampler};
 use octavo_ops::{
     AdapterSource, Backend, BackendError, DeviceProfile, EncodeBatch, KvGroup, Limits, Program, ProgramKind, Rows,
-    StepBatch, WeightSource, check_block_counts, check_block_size, check_encoder,
+    StepBatch, WeightSource, check_block_counts, check_block_size, check_encoder, check_sites,
 };
 
 use crate::activation::Activation;
@@ -297,9 +297,7 @@ impl Backend for CpuBackend {
     }
 
     fn allocate_adapters(&mut self, slots: usize, rank: usize) -> Result<(), BackendError> {
-        if self.model()?.program.sites.is_empty() {
-            return Err(failed("the program has no sites for adapters"));
-        }
+        check_sites(NAME, &self.model()?.program)?;
         self.adapters.clear();
         self.adapters.resize_with(slots, || None);
         self.largest_rank = rank;

@@ -1,12 +1,11 @@
 //! An adapter in the layout that the kernels read.
 
-use octavo_ops::{AdapterSource, BackendError, LoraMatrices, Program, SiteId, SiteKind};
+use octavo_ops::{AdapterSource, BackendError, LoraMatrices, Program, SiteId, SiteKind, check_adapter};
 
 use super::ROWS;
-use crate::Isa;
-use crate::failed;
 use crate::memory::Lines;
 use crate::rows::LANES;
+use crate::{Isa, NAME};
 
 /// Panels of sixteen columns, one after the other: the rows of a panel are adjacent.
 ///
@@ -86,9 +85,7 @@ impl Adapter {
     /// # Errors
     /// Returns an error if a rank is above `limit`, if a matrix does not fit the program, or if memory runs out.
     pub(crate) fn new(program: &Program, source: &dyn AdapterSource, limit: usize) -> Result<Self, BackendError> {
-        if source.rank() > limit {
-            return Err(failed(format!("the adapter has the rank {}, above the largest of {limit}", source.rank())));
-        }
+        check_adapter(NAME, program, source, limit)?;
         let sites = (0..program.sites.len()).map(|site| Matrices::new(program, SiteId(site), source));
         Ok(Self { sites: sites.collect::<Result<_, _>>()? })
     }
@@ -117,9 +114,6 @@ impl Matrices {
                 parts.push(None);
                 continue;
             };
-            if a.len() != rank * cols || b.len() != rows * rank || rank > source.rank() {
-                return Err(failed(format!("an adapter of rank {rank} does not fit a weight of {rows} x {cols}")));
-            }
             let from = columns.len();
             if !is_table {
                 columns.extend(a.chunks(cols).map(Some));
