@@ -57,7 +57,7 @@ pub struct FinishedRequest {
 /// clones share the series.
 #[derive(Clone, Debug, Default)]
 pub struct EngineMetrics {
-    series: Option<Arc<EngineSeries>>,
+    /// The metrics; `None` if nothing is observed.
     telemetry: Option<Telemetry>,
     /// Series of speculation, if it is on.
     speculation: Option<Arc<SpeculationSeries>>,
@@ -69,12 +69,12 @@ impl EngineMetrics {
         Self::default()
     }
 
-    pub(crate) fn new(
-        telemetry: &Telemetry,
-        series: Arc<EngineSeries>,
-        speculation: Option<Arc<SpeculationSeries>>,
-    ) -> Self {
-        Self { series: Some(series), telemetry: Some(telemetry.clone()), speculation }
+    pub(crate) fn new(telemetry: &Telemetry, speculation: Option<Arc<SpeculationSeries>>) -> Self {
+        Self { telemetry: Some(telemetry.clone()), speculation }
+    }
+
+    fn series(&self) -> Option<&EngineSeries> {
+        Some(&self.telemetry.as_ref()?.inner.engine)
     }
 
     /// Sets the names of the adapters of running and of waiting sequences, and the number of adapters that may run at once.
@@ -87,7 +87,7 @@ impl EngineMetrics {
     /// Observes a step and the state after it. A call without tokens updates the gauges but does not count as a step, so that
     /// an engine can report that it is idle.
     pub fn step(&self, stats: &StepStats) {
-        let Some(s) = &self.series else { return };
+        let Some(s) = self.series() else { return };
         s.state.running.set(stats.running as f64);
         s.state.waiting.set((stats.waiting + stats.deferred) as f64);
         s.state.waiting_capacity.set(stats.waiting as f64);
@@ -102,13 +102,13 @@ impl EngineMetrics {
 
     /// Sets whether the engine is awake.
     pub fn awake(&self, awake: bool) {
-        let Some(s) = &self.series else { return };
+        let Some(s) = self.series() else { return };
         s.state.awake.set(f64::from(u8::from(awake)));
     }
 
     /// Observes the prefix-cache lookup at the first admission of a sequence.
     pub fn prefix_lookup(&self, queried_tokens: u64, hit_tokens: u64) {
-        let Some(s) = &self.series else { return };
+        let Some(s) = self.series() else { return };
         s.counts.prefix_requests.fetch_add(1, Relaxed);
         s.counts.prefix_queries.increment(queried_tokens);
         s.counts.prefix_hits.increment(hit_tokens);
@@ -117,14 +117,14 @@ impl EngineMetrics {
 
     /// Observes lookups of images in the cache of processed images, in front of the engine.
     pub fn media_lookup(&self, queried_images: u64, hit_images: u64) {
-        let Some(s) = &self.series else { return };
+        let Some(s) = self.series() else { return };
         s.counts.media_queries.increment(queried_images);
         s.counts.media_hits.increment(hit_images);
     }
 
     /// Observes lookups of images in the encoder cache.
     pub fn encoder_lookup(&self, queried_images: u64, hit_images: u64) {
-        let Some(s) = &self.series else { return };
+        let Some(s) = self.series() else { return };
         s.counts.encoder_queries.increment(queried_images);
         s.counts.encoder_hits.increment(hit_images);
     }
@@ -132,7 +132,7 @@ impl EngineMetrics {
     /// Observes a sequence's first token: `ttft` from its arrival in the front end, its prompt tokens, and the prompt tokens
     /// found in the prefix cache.
     pub fn first_token(&self, ttft: Duration, prompt_tokens: u64, cached_tokens: u64) {
-        let Some(s) = &self.series else { return };
+        let Some(s) = self.series() else { return };
         s.times.ttft.observe_duration(ttft);
         s.counts.prompt_tokens.increment(prompt_tokens);
         s.counts.prompt_cached.increment(cached_tokens);
@@ -142,7 +142,7 @@ impl EngineMetrics {
 
     /// Observes a later output of a sequence, `gap` after the previous one.
     pub fn next_token(&self, gap: Duration) {
-        let Some(s) = &self.series else { return };
+        let Some(s) = self.series() else { return };
         s.times.inter_token.observe_duration(gap);
     }
 
@@ -157,14 +157,14 @@ impl EngineMetrics {
 
     /// Counts generated tokens.
     pub fn generated(&self, tokens: u64) {
-        let Some(s) = &self.series else { return };
+        let Some(s) = self.series() else { return };
         s.counts.generation_tokens.increment(tokens);
     }
 
     /// Observes the end of a sequence. One that was aborted is counted and enters no histogram, as in vLLM: its times and
     /// sizes are those of its caller's patience.
     pub fn finished(&self, request: &FinishedRequest) {
-        let Some(s) = &self.series else { return };
+        let Some(s) = self.series() else { return };
         s.counts.success(request.reason).increment(1);
         if request.reason == "abort" {
             return;
@@ -196,7 +196,7 @@ impl EngineMetrics {
     /// Observes the end of an API request with `n` > 1: the most tokens that any of its sequences generated. For
     /// `n` = 1, [`EngineMetrics::finished`] does it.
     pub fn parent_finished(&self, most_generated_tokens: u64) {
-        let Some(s) = &self.series else { return };
+        let Some(s) = self.series() else { return };
         s.sizes.max_generation.observe(most_generated_tokens);
     }
 }

@@ -123,13 +123,13 @@ impl Telemetry {
 
     /// The engine's handle on its metrics.
     pub fn engine(&self) -> EngineMetrics {
-        EngineMetrics::new(self, Arc::clone(&self.inner.engine), None)
+        EngineMetrics::new(self, None)
     }
 
     /// The handle of an engine that speculates, with series for at most `drafts` tokens of a draft.
     pub fn speculating_engine(&self, drafts: usize) -> EngineMetrics {
         let series = SpeculationSeries::register(&self.inner.registry, &self.inner.config, drafts);
-        EngineMetrics::new(self, Arc::clone(&self.inner.engine), Some(Arc::new(series)))
+        EngineMetrics::new(self, Some(Arc::new(series)))
     }
 
     /// The server's handle on its metrics, with `(method, handler)` series for `routes` only. All other requests count under
