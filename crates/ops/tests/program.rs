@@ -427,7 +427,7 @@ fn batch() -> StepBatch {
         token_ids: vec![1, 2, 3, 4],
         positions: vec![0, 1, 2, 9],
         slot_mapping: vec![vec![16, 17, 18, 41]],
-        block_tables: vec![BlockTables::of([vec![1], vec![3, 2]])],
+        block_tables: vec![BlockTables::from_iter([vec![1], vec![3, 2]])],
         query_start: vec![0, 3, 4],
         seq_lens: vec![3, 10],
         sampled_rows: vec![2, 3],
