@@ -55,7 +55,7 @@ fn a_sound_encoder_passes() {
     let program = build(|_| {}).unwrap();
     assert_eq!((program.kind(), program.merge(), program.position_streams()), (ProgramKind::Encoder, MERGE, 2));
     assert_eq!((program.media_columns(), program.forward_ops().len()), (2 * OUT, 10));
-    assert_eq!(program.step_kv(), KvGroup { layers: vec![HEADS], window: None });
+    assert_eq!(program.step_kv(), KvGroup { layers: vec![HEADS], scales: vec![], window: None });
 }
 
 #[test]

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use octavo_models::{
-    Checkpoint, CheckpointError, Format, ImageGrid, ImageSize, Programs, Resample, TokenizerData, build_program,
-    build_programs,
+    Checkpoint, CheckpointError, Format, ImageGrid, ImageSize, KvScheme, Programs, Resample, TokenizerData,
+    build_program, build_programs,
 };
 use octavo_ops::dummy::DummyWeights;
 use octavo_ops::{Program, StorageType, WeightError, WeightSource};
@@ -295,4 +295,24 @@ fn the_shape_for_benchmarks_is_qwen3_8bs() {
     assert_eq!(program.parameters(), 8_190_735_360);
     assert_eq!(program.weight_bytes(), 2 * program.parameters());
     assert_eq!(checkpoint.config().dtype, "bfloat16");
+}
+
+#[test]
+fn the_type_of_the_kv_cache_is_that_of_the_scheme() {
+    let scheme = |key: &str, value: Value| {
+        let copy = Copy::of_model("quantised/fp8");
+        let text = std::fs::read(copy.path("config.json")).unwrap();
+        let mut config: Value = serde_json::from_slice(&text).unwrap();
+        config["quantization_config"][key] = value;
+        copy.write("config.json", config.to_string());
+        copy.open().map(|checkpoint| checkpoint.kv_scheme().cloned())
+    };
+    let tensor = json!({"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": false, "symmetric": true});
+    assert_eq!(scheme("kv_cache_scheme", tensor), Ok(Some(KvScheme::Fp8)));
+    assert_eq!(scheme("kv_cache_quant_algo", json!("FP8")), Ok(Some(KvScheme::Fp8)));
+    assert_eq!(scheme("kv_cache_scheme", Value::Null), Ok(None));
+    let heads = json!({"num_bits": 8, "type": "float", "strategy": "attn_head"});
+    assert_eq!(scheme("kv_cache_scheme", heads), Ok(Some(KvScheme::Other("8 bits, float, attn_head".into()))));
+    assert_eq!(scheme("kv_cache_quant_algo", json!("NVFP4")), Ok(Some(KvScheme::Other("NVFP4".into()))));
+    assert!(scheme("kv_cache_scheme", json!(8)).is_err());
 }
