@@ -131,6 +131,11 @@ impl LinearParams {
 }
 
 impl QuantizeParams {
+    /// Returns the grid of a launch of [`quantize_f8`](crate::manifest::quantize_f8).
+    pub fn row_grid(&self) -> [u32; 3] {
+        [self.m, 1, 1]
+    }
+
     /// Returns the grid of the launch with `threads` threads per CTA; a thread processes 8 elements.
     pub fn grid(&self, threads: u32) -> [u32; 3] {
         [self.m, (self.k / 8).div_ceil(threads), 1]

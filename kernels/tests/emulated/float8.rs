@@ -41,7 +41,7 @@ fn round(kernels: &Kernels, input: &Array, m: usize, k: usize) -> Rounded {
             m: m as u32,
             k: k as u32,
         };
-        launch(kernels, order, &instance, [m as u32, 1, 1], &params);
+        launch(kernels, order, &instance, params.row_grid(), &params);
         Rounded { codes, scales }
     })
 }

@@ -11,7 +11,7 @@ use crate::CudaConfig;
 use crate::arena::{Plan, Region};
 use crate::experts::{RoutingRegions, is_routing};
 use crate::libraries::cublaslt::{self, bucket};
-use crate::linear::ROUNDED_ROWS;
+use crate::linear::{ROUNDED_ROWS, Setting};
 use crate::lower::block_elements;
 use crate::step::StepShape;
 use crate::unsupported;
@@ -164,8 +164,9 @@ pub(crate) struct Sampling {
 }
 
 impl Layout {
-    /// Creates the layout of a program whose activations have type `dtype`.
-    pub(crate) fn new(program: &Program, dtype: Dtype, limits: &Limits) -> Result<Self, BackendError> {
+    /// Creates the layout of a program.
+    pub(crate) fn new(program: &Program, setting: &Setting, limits: &Limits) -> Result<Self, BackendError> {
+        let dtype = setting.dtype;
         let mut plan = Plan::default();
         let weights = place(program, dtype, &mut plan)?;
         let weight_bytes = plan.bytes();
@@ -176,8 +177,10 @@ impl Layout {
         let step = plan.take(words(limits.largest_step(program).words()));
         let (values, widest) = quantised(program, &weights);
         let values = plan.take(values.saturating_mul(dtype.bytes() as u64));
-        let codes = plan.take(ROUNDED_ROWS * widest);
-        let scales = plan.take(ROUNDED_ROWS * widest / 32 * 2 * size_of::<f32>() as u64);
+        // Few rows are rounded in blocks of 32, with two numbers each; any number of rows to FP8, with one number each.
+        let rows = if setting.rounds_to_fp8() { limits.rows_of(program, Rows::Tokens) } else { 0 };
+        let codes = plan.take(rows.max(ROUNDED_ROWS) * widest);
+        let scales = plan.take(rows.max(ROUNDED_ROWS * widest / 32 * 2) * size_of::<f32>() as u64);
         let (elements, heads) = attention(program)?;
         let splits = limits.splits(limits.sequences) as u64;
         let floats = size_of::<f32>() as u64;
@@ -315,6 +318,8 @@ fn attention(program: &Program) -> Result<(u64, u64), BackendError> {
 
 #[cfg(test)]
 mod tests {
+    use octavo_kernels::manifest::Chip;
+
     use super::*;
 
     #[test]
@@ -360,8 +365,9 @@ mod tests {
             ..crate::config::tests::config()
         };
         for dtype in [Dtype::Bf16, Dtype::F16] {
-            let text = Layout::new(&decoder, dtype, &Limits::new(&config, &decoder)).unwrap();
-            let images = Layout::new(&encoder, dtype, &Limits::of_images(4 * CONTEXT)).unwrap();
+            let setting = Setting { chip: Chip::SM_90, dtype, batch_invariant: false, fp8_inputs: false };
+            let text = Layout::new(&decoder, &setting, &Limits::new(&config, &decoder)).unwrap();
+            let images = Layout::new(&encoder, &setting, &Limits::of_images(4 * CONTEXT)).unwrap();
             let row = decoder.media_columns() as u64 * dtype.bytes() as u64;
             let found = [
                 text.weight_bytes,

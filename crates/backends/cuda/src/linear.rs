@@ -46,6 +46,8 @@ struct Quant {
     vectors: Vec<(u32, KernelId)>,
     /// Kernels for more rows, with their number of rows and the number of rows in a tile.
     tiles: Vec<(u32, (KernelId, u32))>,
+    /// Kernels that round the input to FP8 and multiply it, for still more rows.
+    fp8: Option<(KernelId, KernelId)>,
     dequantize: KernelId,
 }
 
@@ -89,6 +91,8 @@ impl ProductPart {
             tiles: (manifest::GEMM_QUANT_TILES.into_iter().filter(|_| tiled))
                 .map(|(rows, most)| (most, (instances.id(manifest::gemm_quant(format, dtype, *out, rows)), rows)))
                 .collect(),
+            fp8: (format == QuantFormat::F8E4M3 && setting.rounds_to_fp8())
+                .then(|| (instances.id(manifest::quantize_f8(dtype)), instances.id(manifest::gemm_f8(*out)))),
             quantize: (!format.is_float()).then(|| instances.id(manifest::quantize_activations(dtype))),
             vectors: quant_vectors.unwrap_or_default(),
             dequantize: instances.id(manifest::dequantize(format, dtype)),
@@ -106,7 +110,12 @@ impl ProductPart {
     /// Returns the shape and operands for cuBLASLt to plan, if it may be used. `values` is the address of a quantised
     /// weight's dequantised values.
     pub(crate) fn for_library(&self, values: u64) -> Option<(Shape, Operands)> {
-        let weight = if self.quant.is_some() { values } else { self.params.weight };
+        let weight = match &self.quant {
+            None => self.params.weight,
+            // Its values are never needed.
+            Some(quant) if quant.fp8.is_some() => return None,
+            Some(_) => values,
+        };
         self.library.map(|(shape, bias)| (shape, self.operands(weight, bias)))
     }
 
@@ -142,6 +151,22 @@ pub(crate) struct Setting {
     pub(crate) chip: manifest::Chip,
     pub(crate) dtype: Dtype,
     pub(crate) batch_invariant: bool,
+    /// Whether the program allows to round inputs to FP8.
+    pub(crate) fp8_inputs: bool,
+}
+
+impl Setting {
+    /// Returns whether products of many rows with FP8 weights round their input to FP8. Products of few rows do not, so
+    /// this is not invariant to the batch.
+    pub(crate) fn rounds_to_fp8(&self) -> bool {
+        self.fp8_inputs && self.chip.has_fp8_mma() && self.dtype != Dtype::F32 && !self.batch_invariant
+    }
+}
+
+/// The input of a product in the scratch memory.
+struct Rounded {
+    /// The kernel that rounded it.
+    by: Option<KernelId>,
 }
 
 /// Returns the first kernel for at least this number of rows.
@@ -152,7 +177,7 @@ fn for_rows<K: Copy>(kernels: &[(u32, K)], rows: u32) -> Option<K> {
 impl Machine {
     /// Launches a product on this number of rows.
     pub(crate) fn product(&self, product: &Product, rows: u32) -> Result<(), BackendError> {
-        let mut rounded = false;
+        let mut rounded = Rounded { by: None };
         for part in &product.parts {
             match &part.quant {
                 None => self.dense(part, rows, part.params.weight)?,
@@ -160,20 +185,17 @@ impl Machine {
                     if let Some(kernel) = for_rows(&quant.vectors, rows) {
                         let input = match quant.quantize {
                             None => (part.params.input, 0),
-                            Some(quantize) => {
-                                // The parts of a fused weight share one input.
-                                if !rounded {
-                                    self.round(part, quantize, rows)?;
-                                    rounded = true;
-                                }
-                                self.scratch.rounded
-                            }
+                            Some(quantize) => self.round(part, quantize, rows, &mut rounded)?,
                         };
                         let params = part.quantised(quant, input, rows);
                         self.launch(kernel, params.grid(), &params)?;
                     } else if let Some((kernel, tile_rows)) = for_rows(&quant.tiles, rows) {
                         let params = part.quantised(quant, (part.params.input, 0), rows);
                         self.launch(kernel, params.gemm_grid(tile_rows), &params)?;
+                    } else if let Some((quantize, kernel)) = quant.fp8 {
+                        let input = self.round(part, quantize, rows, &mut rounded)?;
+                        let params = part.quantised(quant, input, rows);
+                        self.launch(kernel, params.tile_grid(manifest::GEMM_F8_TILE), &params)?;
                     } else {
                         self.values(part, quant)?;
                         self.dense(part, rows, self.scratch.values)?;
@@ -202,12 +224,24 @@ impl Machine {
         self.launch(kernel, params.gemm_grid(tile.outputs(part.dense.dtype)), &params)
     }
 
-    /// Rounds the input of a quantised product.
-    fn round(&self, part: &ProductPart, quantize: KernelId, rows: u32) -> Result<(), BackendError> {
+    /// Returns the rounded input of a quantised product, with its scales. The parts of a fused weight share one input, which
+    /// is rounded once by each kernel.
+    fn round(
+        &self,
+        part: &ProductPart,
+        quantize: KernelId,
+        rows: u32,
+        rounded: &mut Rounded,
+    ) -> Result<(u64, u64), BackendError> {
         let (codes, scales) = self.scratch.rounded;
-        let params = QuantizeParams { input: part.params.input, codes, scales, m: rows, k: part.params.k };
-        let threads = self.kernels.get(quantize).threads;
-        self.launch(quantize, params.grid(threads), &params)
+        if rounded.by != Some(quantize) {
+            let params = QuantizeParams { input: part.params.input, codes, scales, m: rows, k: part.params.k };
+            let is_fp8 = part.quant.as_ref().and_then(|quant| quant.fp8).is_some_and(|(by, _)| by == quantize);
+            let grid = if is_fp8 { params.row_grid() } else { params.grid(self.kernels.get(quantize).threads) };
+            self.launch(quantize, grid, &params)?;
+            rounded.by = Some(quantize);
+        }
+        Ok((codes, scales))
     }
 
     /// Dequantises a weight.

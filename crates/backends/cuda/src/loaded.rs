@@ -118,12 +118,13 @@ impl Loaded {
         let Wanted { program, limits, source } = *of;
         let (gpu, dtype) = (opened.gpu, opened.dtype);
         too_large(program, dtype, gpu.memory()?.1)?;
-        let layout = Layout::new(program, dtype, &limits)?;
+        let chip = gpu.info().chip;
+        let (batch_invariant, fp8_inputs) = (opened.config.batch_invariant, program.fp8_inputs);
+        let setting = Setting { chip, dtype, batch_invariant, fp8_inputs };
+        let layout = Layout::new(program, &setting, &limits)?;
         let kv_bytes = opened.kv_bytes(layout.plan.bytes())?;
         let arena = Arena::new(gpu, layout.plan.bytes(), "weights and step buffers")?;
 
-        let chip = gpu.info().chip;
-        let setting = Setting { chip, dtype, batch_invariant: opened.config.batch_invariant };
         let mut lowering =
             Lowering { program, layout: &layout, arena: &arena, setting, instances: Instances::default() };
         let stages = lowering.stages()?;

@@ -367,6 +367,14 @@ impl Checkpoint {
         }
     }
 
+    /// Returns whether the checkpoint is made for products whose inputs are rounded to FP8.
+    pub(crate) fn has_fp8_inputs(&self) -> bool {
+        match &self.files {
+            Files::HuggingFace { quantisation: Some(quantisation), .. } => quantisation.has_fp8_inputs(),
+            _ => false,
+        }
+    }
+
     /// Returns whether the checkpoint has tokenizer data.
     pub fn has_tokenizer(&self) -> bool {
         match &self.files {

@@ -165,7 +165,10 @@ impl<'a> Decoder<'a> {
             }
             self.inject(layer + 1, InjectMode::Add, x);
         }
-        self.head(x)
+        let fp8_inputs = self.checkpoint.has_fp8_inputs();
+        let mut program = self.head(x)?;
+        program.fp8_inputs = fp8_inputs;
+        Ok(program)
     }
 
     fn inject(&mut self, part: usize, mode: InjectMode, out: BufferId) {

@@ -316,3 +316,23 @@ fn the_type_of_the_kv_cache_is_that_of_the_scheme() {
     assert_eq!(scheme("kv_cache_quant_algo", json!("NVFP4")), Ok(Some(KvScheme::Other("NVFP4".into()))));
     assert!(scheme("kv_cache_scheme", json!(8)).is_err());
 }
+
+#[test]
+fn inputs_may_be_rounded_as_the_makers_of_the_checkpoint_do() {
+    let allowed = |model: &str, change: fn(&mut Value)| {
+        let copy = Copy::of_model(model);
+        let mut config: Value = serde_json::from_slice(&std::fs::read(copy.path("config.json")).unwrap()).unwrap();
+        change(&mut config["quantization_config"]);
+        copy.write("config.json", config.to_string());
+        build_program(&copy.open().unwrap()).unwrap().fp8_inputs
+    };
+    assert!(allowed("quantised/fp8", |_| ()) && allowed("quantised/fp8-block", |_| ()));
+    assert!(!allowed("quantised/float-quantized", |_| ()), "only its weights are rounded");
+    assert!(allowed("quantised/float-quantized", |config| {
+        config["config_groups"]["group_0"]["input_activations"] = json!({"num_bits": 8, "type": "float"});
+    }));
+    assert!(!allowed("quantised/int-quantized", |config| {
+        config["config_groups"]["group_0"]["input_activations"] = json!({"num_bits": 8, "type": "int"});
+    }));
+    assert!(!allowed("quantised/gptq", |_| ()) && !allowed("llama", |_| ()));
+}

@@ -186,6 +186,9 @@ pub struct Program {
     pub ops: Vec<Op>,
     /// Weights to which adapters add; empty if there are no adapters ([`Program::with_adapters`]).
     pub sites: Vec<Site>,
+    /// Whether the input of a product with a weight of [`StorageType::F8E4M3`](crate::StorageType::F8E4M3) may be rounded to
+    /// that type, with one scale a row, as the makers of the checkpoint do.
+    pub fp8_inputs: bool,
     /// Vocabulary size V, also the number of scores of a classifier's tokens; 0 for an encoder of images.
     pub vocab_size: usize,
     /// Task.
@@ -321,6 +324,7 @@ impl ProgramBuilder {
             kv_groups: Vec::new(),
             ops: Vec::new(),
             sites: Vec::new(),
+            fp8_inputs: false,
             vocab_size,
             kind,
             streams: 1,

@@ -77,6 +77,14 @@ impl Cases<'_> {
         for rows in self.bench.batch_sizes.clone() {
             self.round(gate_up.k, rows);
         }
+        if let Some(layout) = QuantLayout::new(QuantFormat::F8E4M3, gate_up.n, gate_up.k)
+            && self.chip().has_fp8_mma()
+            && self.dtype != Dtype::F32
+        {
+            for rows in self.row_counts() {
+                self.fp8(gate_up, layout, rows);
+            }
+        }
     }
 
     fn dense_work(&self, weight: Weight, rows: usize) -> (Work, Dense) {
@@ -198,6 +206,34 @@ impl Cases<'_> {
             let params = weight.product(layout, [planes, input, out].map(|region| at.data(region)), rows);
             let grid = tile.filter(|_| few.is_none()).map_or_else(|| params.grid(), |rows| params.gemm_grid(rows));
             (params, grid)
+        });
+    }
+
+    /// Adds the product of activations in FP8 with an FP8 weight, and their rounding.
+    fn fp8(&mut self, weight: Weight, layout: QuantLayout, rows: usize) {
+        let Weight { name, n, k, .. } = weight;
+        let (dtype, size) = (self.dtype, self.size());
+        let mut plan = Plan::default();
+        let [planes, codes, scales, out] =
+            [layout.bytes(), rows * k, rows * size_of::<f32>(), rows * n * size].map(|bytes| plan.take(bytes as u64));
+        let bytes = layout.bytes() + rows * (k + size_of::<f32>() + n * size);
+        let what = format!("{name} {n}x{k}, {}", counted(rows, "row"));
+        let work = Work { what, bytes, flops: 2 * rows * n * k, plan, tables: Tables::default() };
+        self.kernel(manifest::gemm_f8(dtype), work, move |at, _| {
+            let params = weight.product(layout, [planes, codes, out].map(|region| at.data(region)), rows);
+            let params = QuantLinearParams { scales: at.data(scales), ..params };
+            (params, params.tile_grid(manifest::GEMM_F8_TILE))
+        });
+        let mut plan = Plan::default();
+        let [input, codes, scales] =
+            [rows * k * size, rows * k, rows * size_of::<f32>()].map(|bytes| plan.take(bytes as u64));
+        let bytes = rows * (k * (size + 1) + size_of::<f32>());
+        let what = format!("{k} columns, {}", counted(rows, "row"));
+        let work = Work { what, bytes, flops: 3 * rows * k, plan, tables: Tables::default() };
+        self.kernel(manifest::quantize_f8(dtype), work, move |at, _| {
+            let [input, codes, scales] = [input, codes, scales].map(|region| at.data(region));
+            let params = QuantizeParams { input, codes, scales, m: rows as u32, k: k as u32 };
+            (params, params.row_grid())
         });
     }
 

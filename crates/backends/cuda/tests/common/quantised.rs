@@ -68,15 +68,37 @@ fn logits(backend: &mut dyn Backend, (program, weights): &(Program, MemoryWeight
     backend.logits().expect("there are logits")
 }
 
+/// Returns the largest and the mean difference, relative to the largest number.
+fn differences(found: &[f32], expected: &[f32]) -> (f64, f64) {
+    let largest = expected.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+    assert!(found.len() == expected.len() && found.iter().all(|x| x.is_finite()));
+    let errors = found.iter().zip(expected).map(|(a, b)| f64::from((a - b).abs() / largest));
+    (errors.clone().fold(0.0, f64::max), errors.sum::<f64>() / found.len() as f64)
+}
+
+/// Compares a model of FP8 weights whose inputs may be rounded with exact inputs. `rounds` says whether the device rounds
+/// those of many rows.
+pub(crate) fn fp8_inputs_agree(config: &CudaConfig, rounds: bool) {
+    let mut model = model(StorageType::F8E4M3).build().expect("the model is well formed");
+    for tokens in [20, 70] {
+        let expected = logits(&mut CandleBackend::new(), &model, tokens);
+        let [exact, found] = [false, true].map(|fp8_inputs| {
+            model.0.fp8_inputs = fp8_inputs;
+            logits(&mut open(config.clone()), &model, tokens)
+        });
+        let (worst, mean) = differences(&found, &expected);
+        assert!(worst < WORST && mean < MEAN, "{tokens} tokens: off by {worst}, {mean} in the mean");
+        assert_eq!(found != exact, rounds && tokens == 70, "{tokens} tokens: rounding changes numbers");
+    }
+}
+
 /// Compares a model whose fused weights have parts with `storages`, in turn.
 pub(crate) fn mixture_agrees(config: &CudaConfig, storages: &[StorageType]) {
     let model = mixed(storages);
     for tokens in [2, 20, 70] {
         let expected = logits(&mut CandleBackend::new(), &model, tokens);
         let found = logits(&mut open(config.clone()), &model, tokens);
-        let largest = expected.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
-        let worst = found.iter().zip(&expected).map(|(a, b)| f64::from((a - b).abs() / largest)).fold(0.0, f64::max);
-        assert!(found.len() == expected.len() && found.iter().all(|x| x.is_finite()), "{storages:?}");
+        let (worst, _) = differences(&found, &expected);
         assert!(worst < WORST, "{storages:?}, {tokens} tokens: off by {worst}");
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use octavo_backend_cuda::testing::Control;
-use octavo_backend_cuda::testing::devices::{H200, SMALL, V100};
+use octavo_backend_cuda::testing::devices::{H200, L40S, SMALL, V100};
 use octavo_backend_cuda::{CeilingsBench, CudaConfig, Dtype, ExpertSizes, KernelBench, KernelTime, Unmeasured};
 use octavo_ops::HeadShape;
 
@@ -43,6 +43,16 @@ fn times(device: usize, dtype: Dtype, filter: Option<&str>) -> Vec<KernelTime> {
 /// Returns the names of kernels without the suffixes of their instances.
 fn families(times: &[KernelTime]) -> BTreeSet<&str> {
     times.iter().map(|time| time.kernel.split('_').next().unwrap_or_default()).collect()
+}
+
+#[test]
+fn products_in_fp8_are_measured_where_warps_multiply_it() {
+    for (device, has) in [(L40S, true), (H200, false)] {
+        let times = times(device, Dtype::Bf16, Some("f8_bf16"));
+        let found = ["gemm_f8_bf16", "quantize_f8_bf16"].map(|name| times.iter().any(|time| time.kernel == name));
+        assert_eq!(found, [has; 2]);
+        assert!(times.iter().all(|time| time.seconds.as_ref().is_ok_and(|seconds| *seconds > 0.0)), "{times:?}");
+    }
 }
 
 #[test]

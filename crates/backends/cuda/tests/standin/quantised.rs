@@ -1,12 +1,12 @@
 //! Tests of weights that stay quantised.
 
-use octavo_backend_cuda::testing::devices::{H200, V100};
+use octavo_backend_cuda::testing::devices::{H200, L40S, V100};
 use octavo_backend_cuda::{CudaConfig, Dtype};
 use octavo_ops::StorageType::{
     F8E4M3, F16, Fp4, Int4, Int8, Iq4Nl, Iq4Xs, Mxfp4, Nf4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0,
 };
 
-use crate::common::quantised::{format_agrees, mixture_agrees};
+use crate::common::quantised::{format_agrees, fp8_inputs_agree, mixture_agrees};
 use crate::config;
 
 #[test]
@@ -33,6 +33,18 @@ fn every_format_means_what_candle_reads() {
         (Fp4, H200, Dtype::F32),
     ] {
         format_agrees(&CudaConfig { device, dtype: Some(dtype), ..config() }, storage);
+    }
+}
+
+#[test]
+fn inputs_are_rounded_to_fp8_where_warps_multiply_it() {
+    for (device, dtype, batch_invariant, rounds) in [
+        (L40S, Dtype::Bf16, false, true),
+        (L40S, Dtype::F16, false, true),
+        (L40S, Dtype::Bf16, true, false),
+        (H200, Dtype::Bf16, false, false),
+    ] {
+        fp8_inputs_agree(&CudaConfig { device, dtype: Some(dtype), batch_invariant, ..config() }, rounds);
     }
 }
 

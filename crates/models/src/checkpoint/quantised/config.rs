@@ -37,6 +37,8 @@ pub(crate) struct Gptq {
 pub(crate) struct Float8 {
     /// Rows and columns with one scale, if scales are by block.
     pub(super) block: [usize; 2],
+    /// Whether the checkpoint is made for inputs that are rounded to FP8.
+    inputs: bool,
 }
 
 /// Size of a block if it is omitted.
@@ -68,6 +70,14 @@ impl Quantisation {
                 )));
             }
         }))
+    }
+
+    /// Returns whether the checkpoint is made for products whose inputs are rounded to FP8.
+    pub(crate) const fn has_fp8_inputs(&self) -> bool {
+        match self {
+            Self::Float8(config) | Self::ModelOpt(config) | Self::CompressedTensors(config) => config.inputs,
+            Self::Gptq(_) | Self::Awq { .. } | Self::BitsAndBytes => false,
+        }
     }
 
     /// Returns the name in `quant_method`.
@@ -160,22 +170,27 @@ fn float8(fields: &Fields<'_>) -> Result<Float8, ConfigError> {
     if format != "e4m3" {
         return Err(unsupported("FP8", "fmt", format));
     }
-    block(fields.usizes("weight_block_size")?)
+    Float8::new(fields.usizes("weight_block_size")?, fields.str("activation_scheme")?.is_some())
 }
 
 fn model_opt(fields: &Fields<'_>) -> Result<Float8, ConfigError> {
     let algorithm = fields.str("quant_algo")?.unwrap_or("unknown");
     match algorithm {
-        "FP8" | "FP8_PER_CHANNEL_PER_TOKEN" | "FP8_PB_WO" | "NVFP4" | "W4A16_NVFP4" => block(None),
+        "FP8" | "FP8_PER_CHANNEL_PER_TOKEN" => Float8::new(None, true),
+        // Of these, only weights are rounded, or inputs in another way.
+        "FP8_PB_WO" | "NVFP4" | "W4A16_NVFP4" => Float8::new(None, false),
         other => Err(unsupported("ModelOpt", "quant_algo", other)),
     }
 }
 
-fn block(found: Option<Vec<usize>>) -> Result<Float8, ConfigError> {
-    match found.as_deref() {
-        None => Ok(Float8 { block: BLOCK }),
-        Some(&[rows, cols]) if rows > 0 && cols > 0 => Ok(Float8 { block: [rows, cols] }),
-        Some(other) => Err(ConfigError::Invalid(format!("{other:?} is no size of a block of weights"))),
+impl Float8 {
+    /// Creates the settings for a size of blocks, 128 x 128 if it is omitted.
+    fn new(block: Option<Vec<usize>>, inputs: bool) -> Result<Self, ConfigError> {
+        match block.as_deref() {
+            None => Ok(Self { block: BLOCK, inputs }),
+            Some(&[rows, cols]) if rows > 0 && cols > 0 => Ok(Self { block: [rows, cols], inputs }),
+            Some(other) => Err(ConfigError::Invalid(format!("{other:?} is no size of a block of weights"))),
+        }
     }
 }
 
@@ -203,8 +218,8 @@ fn compressed_tensors(fields: &Fields<'_>) -> Result<Float8, ConfigError> {
     if fields.object("transform_config")?.is_some_and(|transforms| transforms.len() > 0) {
         return Err(ConfigError::Unsupported("compressed-tensors with 'transform_config'".into()));
     }
-    let mut size = None;
-    let Some(groups) = fields.object("config_groups")? else { return block(None) };
+    let (mut size, mut inputs) = (None, false);
+    let Some(groups) = fields.object("config_groups")? else { return Float8::new(None, false) };
     for (_, group) in groups.objects() {
         if let Some(format) = group.str("format")?.filter(|format| !known(format)) {
             return Err(unsupported(METHOD, "format", format));
@@ -212,8 +227,11 @@ fn compressed_tensors(fields: &Fields<'_>) -> Result<Float8, ConfigError> {
         if let Some(weights) = group.object("weights")? {
             size = size.or(weights.value("block_structure").and_then(structure));
         }
+        if let Some(activations) = group.object("input_activations")? {
+            inputs |= activations.usize("num_bits")? == Some(8) && activations.str("type")? == Some("float");
+        }
     }
-    block(size)
+    Float8::new(size, inputs)
 }
 
 /// Reads `[128, 128]` or `"128x128"`.
