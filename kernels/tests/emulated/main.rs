@@ -14,6 +14,7 @@ mod latent;
 mod launcher;
 mod layout;
 mod linear;
+mod lora;
 mod machine;
 mod qkv_post;
 mod quantized;
