@@ -10,6 +10,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("octavo-ops", &[]),
     ("octavo-telemetry", &[]),
     ("octavo-http-client", &[]),
+    ("octavo-sockets", &[]),
     ("octavo-media", &["octavo-http-client"]),
     ("octavo-backend-candle", &["octavo-ops"]),
     ("octavo-backend-cpu", &["octavo-ops"]),
@@ -18,9 +19,9 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("octavo-models", &["octavo-ops"]),
     ("octavo-engine", &["octavo-telemetry"]),
     ("octavo-text", &["octavo-engine"]),
-    ("octavo-kv-events", &["octavo-engine"]),
+    ("octavo-kv-events", &["octavo-engine", "octavo-sockets"]),
     ("octavo-runner", &["octavo-engine", "octavo-models", "octavo-ops", "octavo-telemetry"]),
-    ("octavo-server", &["octavo-text", "octavo-media", "octavo-engine", "octavo-telemetry"]),
+    ("octavo-server", &["octavo-text", "octavo-media", "octavo-engine", "octavo-sockets", "octavo-telemetry"]),
     ("octavo-bench", &["octavo-engine", "octavo-http-client", "octavo-ops"]),
 ];
 

@@ -296,5 +296,7 @@ void ldmatrix_x4(u32* result, const void* row);
 void ldmatrix_x4_trans(u32* result, const void* row);
 void mma_m16n8k16(float* d, const u32* a, const u32* b, f16);
 void mma_m16n8k16(float* d, const u32* a, const u32* b, bf16);
+void mma_m16n8k32_e4m3(float* d, const u32* a, const u32* b);
+u16 to_e4m3_pair(float low, float high);
 void mma_m8n8k4_row_col(float* d, const u32* a, const u32* b);
 void mma_m8n8k4_row_row(float* d, const u32* a, const u32* b);

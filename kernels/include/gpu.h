@@ -19,6 +19,11 @@ struct bf16 {
 // cp.async, ldmatrix, m16n8k16 and bf16 arithmetic are available. The emulation has all of them.
 #define HAS_SM80 1
 #endif
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
+// 8-bit floating-point numbers are converted and multiplied, from sm_90 to sm_103 by half-precision products that the
+// compiler makes of them. The emulation has them.
+#define HAS_SM89 1
+#endif
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 800
 // m8n8k4, the tensor-core instruction of Volta, is used.
 #define HAS_SM70_MMA 1
@@ -201,6 +206,25 @@ DEVICE void mma_m16n8k16(float* d, const u32* a, const u32* b, f16) { MMA_M16N8K
 DEVICE void mma_m16n8k16(float* d, const u32* a, const u32* b, bf16) { MMA_M16N8K16("bf16"); }
 #undef MMA_M16N8K16
 #endif  // HAS_SM80
+
+#ifdef HAS_SM89
+// Computes d = a·b for a 16x32 (row-major), b 32x8 (column-major) in e4m3, d 16x8 in f32. The fragments are those of
+// mma_m16n8k16 with two numbers in the place of each.
+DEVICE void mma_m16n8k32_e4m3(float* d, const u32* a, const u32* b) {
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%10, %10, %10, %10};"
+                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(0.0f));
+}
+
+// Returns two floats in e4m3, the first in the lower byte: the nearest number, of two equally near ones the even one, and
+// ±448 for larger ones.
+DEVICE u16 to_e4m3_pair(float low, float high) {
+    u16 result;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(result) : "f"(high), "f"(low));
+    return result;
+}
+#endif  // HAS_SM89
 
 #ifdef HAS_SM70_MMA
 // Computes four independent products at once, d += a·b for a 8x4, b 4x8, d 8x8, in f16 with f32 sums. The eight lanes

@@ -254,11 +254,11 @@ struct QuantWeight {
     const u8* deltas;  // scales, or scales and minima: all but Q4_K, Q5_K, IQ4_XS and MXFP4
 };
 
-// Parameters of rounding activations to 8 bits in blocks of 32: codes * scale.
+// Parameters of rounding activations to 8 bits, codes * scale: in blocks of 32, or to e4m3 by rows.
 struct QuantizeParams {
     const void* input;  // [m, k] T
-    i8* codes;          // [m, k], -127..127
-    float* scales;      // [m, k / 32, 2]: scale, and scale * sum of the block's codes
+    i8* codes;          // [m, k], -127..127, or the bits of e4m3
+    float* scales;      // [m, k / 32, 2]: scale, and scale * sum of the block's codes; [m] for e4m3
     u32 m;
     u32 k;              // a multiple of 32
 };
@@ -266,8 +266,8 @@ struct QuantizeParams {
 // Like LinearParams, with a quantised weight and the activations from quantize_activations.
 struct QuantLinearParams {
     QuantWeight weight;   // [n, k]
-    const void* input;    // [m, k]: i8 for mmvq, T for gemm_quant
-    const float* scales;  // [m, k / 32, 2]
+    const void* input;    // [m, k]: i8 for mmvq, e4m3 for gemm_f8, T for gemm_quant
+    const float* scales;  // [m, k / 32, 2], [m] for gemm_f8
     const float* bias;    // [n], or null
     const void* add;      // [m, n] O with rows out_stride apart, or null; may be out itself
     void* out;            // [m, n] O with rows out_stride apart

@@ -18,6 +18,15 @@ DEVICE void fill_stage(T* stage, u32 k, u32 k0, Row row) {
     }
 }
 
+// Multiplies fragments of 16-bit elements. A product has `begin(group)`, which is called before the products of a group of
+// 32 bytes of each row, counted from the first input, and `add(sum, a, b, j)`, which adds the product of fragments to the
+// sums of the j-th tile of columns.
+template <class T>
+struct PlainProduct {
+    DEVICE void begin(u32) {}
+    DEVICE void add(float (&sum)[4], const u32* a, const u32* b, u32) { mma_m16n8k16(sum, a, b, T()); }
+};
+
 // BM x BN outputs of a CTA, WM x WN of a warp. Both operands pass through a ring of STAGES stages in shared memory, which
 // are filled while older stages are multiplied. The sum of an output adds the inputs in steps of 16 from first to last,
 // so tiles of all sizes give the same bits, and a row's result depends on no other row.
@@ -36,6 +45,11 @@ struct MmaTile {
     // a stage; it may use cp.async.
     template <class Fill>
     DEVICE void run(T* stages, u32 steps, Fill fill) {
+        run(stages, steps, fill, PlainProduct<T>());
+    }
+
+    template <class Fill, class Product>
+    DEVICE void run(T* stages, u32 steps, Fill fill, Product product) {
         auto next = [&](u32 step) {
             if (step < steps) fill(stages + step % STAGES * STAGE, step);
             // A group is committed even if there is nothing to copy, because waits count groups.
@@ -48,15 +62,17 @@ struct MmaTile {
             // After the barrier, this stage is complete for all threads, and all have left the stage that is filled next.
             __syncthreads();
             next(step + STAGES - 1);
-            multiply(stages + step % STAGES * STAGE);
+            multiply(stages + step % STAGES * STAGE, step * (PIECES / 2), product);
         }
     }
 
-    DEVICE void multiply(const T* a) {
+    template <class Product>
+    DEVICE void multiply(const T* a, u32 group, Product& product) {
         const u32 lane = lane_id();
         const T* b = a + BM * STAGE_INPUTS;
 #pragma unroll
         for (u32 piece = 0; piece < PIECES; piece += 2) {
+            product.begin(group + piece / 2);
             u32 a_tiles[TILES_M][4], b_tiles[TILES_N / 2][4];
 #pragma unroll
             for (u32 i = 0; i < TILES_M; ++i)
@@ -67,7 +83,7 @@ struct MmaTile {
 #pragma unroll
             for (u32 i = 0; i < TILES_M; ++i)
 #pragma unroll
-                for (u32 j = 0; j < TILES_N; ++j) mma_m16n8k16(sums[i][j], a_tiles[i], &b_tiles[j / 2][j % 2 * 2], T());
+                for (u32 j = 0; j < TILES_N; ++j) product.add(sums[i][j], a_tiles[i], &b_tiles[j / 2][j % 2 * 2], j);
         }
     }
 

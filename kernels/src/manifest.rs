@@ -22,8 +22,8 @@ pub use experts::{ExpertProduct, ExpertTiles, expert_gemm, expert_gemv, expert_s
 pub use fill::fill;
 pub use images::{MediaMove, embed_taps, mean_rows, media_rows, patches};
 pub use linear::{
-    GEMM_QUANT_TILES, GemmTile, dequantize, gemm, gemm_quant, gemv, gemv_quant, gemv_rows, mmvq, mmvq_rows,
-    quantize_activations,
+    GEMM_F8_TILE, GEMM_QUANT_TILES, GemmTile, dequantize, gemm, gemm_f8, gemm_quant, gemv, gemv_quant, gemv_rows, mmvq,
+    mmvq_rows, quantize_activations, quantize_f8,
 };
 pub use lora::{lora_expand, lora_expand_table, lora_shrink};
 pub use rows::{Activation, NormMean, Pool, act, copy_blocks, embed, embed_add, gather_rows, glu, norm, pool_rows};
@@ -118,6 +118,13 @@ impl Chip {
         self.major >= 8
     }
 
+    /// Returns whether an instruction of a warp multiplies 8-bit floating-point numbers on the tensor cores: Ada and the
+    /// Blackwell of workstations. Hopper and the Blackwell of data centres do so only by instructions of a warp group; the
+    /// compiler makes half-precision products of the warp's instruction there.
+    pub const fn has_fp8_mma(self) -> bool {
+        (self.major == 8 && self.minor >= 9) || self.major == 12
+    }
+
     /// Returns whether there are kernels of this element type for the chip.
     pub const fn has(self, dtype: Dtype) -> bool {
         !matches!(dtype, Dtype::Bf16) || self.has_sm80()
@@ -177,6 +184,8 @@ pub enum Chips {
     BeforeSm80,
     /// sm_80 and later.
     FromSm80,
+    /// Those with [`Chip::has_fp8_mma`].
+    Fp8Mma,
 }
 
 impl Chips {
@@ -186,6 +195,7 @@ impl Chips {
             Self::All => true,
             Self::BeforeSm80 => !chip.has_sm80(),
             Self::FromSm80 => chip.has_sm80(),
+            Self::Fp8Mma => chip.has_fp8_mma(),
         }
     }
 }

@@ -56,6 +56,8 @@ sources! {
     GEMM_QUANT = "cuda/gemm_quant.cu",
     /// Low-rank adapters.
     LORA = "cuda/lora.cu",
+    /// Products of activations with weights, both in e4m3, on the tensor cores of sm_89 and sm_120.
+    GEMM_F8 = "cuda/gemm_f8.cu",
     /// Dummy weights.
     FILL = "cuda/fill.cu",
     /// Sampling.

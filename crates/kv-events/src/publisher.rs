@@ -2,14 +2,12 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::UnixDatagram;
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::Bytes;
+use octavo_sockets::remove_stale_socket;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, split};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::{mpsc, oneshot};
@@ -98,7 +96,7 @@ impl Door {
         match address {
             Address::Connect(place) => Ok(Self::Out(place)),
             Address::Ipc(path) => {
-                remove_stale(&path).map_err(failed)?;
+                remove_stale_socket(&path).map_err(failed)?;
                 UnixListener::bind(path).map(Self::Ipc).map_err(failed)
             }
             Address::Bind(host, port) => {
@@ -108,24 +106,6 @@ impl Door {
                 TcpListener::from_std(listener).map(Self::Tcp).map_err(failed)
             }
         }
-    }
-}
-
-/// Removes the socket that an earlier process left at `path`. Any other file is kept and is an error.
-fn remove_stale(path: &Path) -> io::Result<()> {
-    match std::fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(error),
-        Ok(file) if !file.file_type().is_socket() => {
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is not a socket"));
-        }
-        Ok(_) => {}
-    }
-    // A datagram socket never connects to a stream socket. The error says whether a process has it open, and unlike a
-    // stream's attempt, this one does not wait for room in the queue of that process.
-    match UnixDatagram::unbound()?.connect(path) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
-        _ => Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there")),
     }
 }
 

@@ -27,8 +27,8 @@ pub mod testing;
 pub use adapter::{AdapterError, AdapterTargets, MergeOptions, Merged, ServedAdapter, adapter_base, merge};
 pub use catalog::CatalogEntry;
 pub use checkpoint::{
-    Checkpoint, CheckpointError, Format, GenerationConfig, GgufError, GgufTokenizer, GridType, ImageSize, OpenOptions,
-    ProcessorConfig, Resample, SentenceSettings, StorageTotal, TokenizerData, ViewText,
+    Checkpoint, CheckpointError, Format, GenerationConfig, GgufError, GgufTokenizer, GridType, ImageSize, KvScheme,
+    OpenOptions, ProcessorConfig, Resample, SentenceSettings, StorageTotal, TokenizerData, ViewText,
 };
 pub use config::{
     AttentionConfig, ConfigError, Dimensions, ExpertsConfig, HeadLayer, HeadNorm, ImageTokens, InputConfig,

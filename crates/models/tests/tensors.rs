@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use octavo_models::{Checkpoint, build_program};
-use octavo_ops::WeightSource;
+use octavo_ops::{KvScales, WeightSource};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 
 const LAYER: &str = "model.layers.0.mlp.experts.";
@@ -159,4 +159,42 @@ fn names_may_lack_the_prefix_of_the_model() {
     let name = "model.layers.1.mlp.up_proj.weight";
     assert_eq!(bare.tensor(name).unwrap().bytes, whole.tensor(name).unwrap().bytes);
     assert!(bare.tensor("model.layers.2.mlp.up_proj.weight").is_err());
+}
+
+/// Opens a copy of a model with tensors of f32 numbers in the attention of its first layer.
+fn with_scales(tensors: &[(&str, &[f32])]) -> Result<Checkpoint, String> {
+    changed("qwen3", |all| {
+        for (name, numbers) in tensors {
+            let bytes = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+            let shape = if numbers.len() == 1 { vec![] } else { vec![numbers.len()] };
+            all.insert(format!("model.layers.0.self_attn.{name}"), (Dtype::F32, shape, bytes));
+        }
+    })
+}
+
+#[test]
+fn scales_of_keys_and_values_are_found_under_every_name() {
+    let scales = |tensors: &[(&str, &[f32])]| {
+        let group = build_program(&with_scales(tensors).unwrap()).unwrap().kv_groups.remove(0);
+        assert!((1..group.layers.len()).all(|layer| group.scales(layer) == KvScales::ONE));
+        group.scales.first().map(|scales| (scales.key, scales.value))
+    };
+    for (key, value) in [
+        ("k_scale", "v_scale"),
+        ("attn.k_scale", "attn.v_scale"),
+        ("k_proj.k_scale", "v_proj.v_scale"),
+        ("qkv_proj.k_scale", "qkv_proj.v_scale"),
+        ("k_proj.output_scale", "v_proj.output_scale"),
+    ] {
+        assert_eq!(scales(&[(key, &[0.25]), (value, &[3.0])]), Some((0.25, 3.0)), "{key}");
+        assert_eq!(scales(&[(key, &[0.25])]), Some((0.25, 0.25)), "{key} is that of both");
+        assert_eq!(scales(&[(value, &[3.0])]), Some((3.0, 3.0)), "{value} is that of both");
+    }
+    assert_eq!(scales(&[("kv_scale", &[0.5])]), Some((0.5, 0.5)));
+    assert_eq!(scales(&[]), None);
+    assert_eq!(scales(&[("k_scale", &[0.5, 0.25]), ("v_scale", &[0.5, 0.25])]), None, "scales by head");
+    for wrong in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        let message = with_scales(&[("k_scale", &[wrong])]).unwrap_err();
+        assert!(message.contains("self_attn.k_scale") && message.contains("positive number"), "{message}");
+    }
 }

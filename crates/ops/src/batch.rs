@@ -11,15 +11,6 @@ pub struct BlockTables {
 }
 
 impl BlockTables {
-    /// Creates the tables of the seats 0, 1, 2, ….
-    pub fn of(tables: impl IntoIterator<Item = Vec<u32>>) -> Self {
-        let mut all = Self::default();
-        for (seat, table) in (0..).zip(tables) {
-            all.change(seat, 0, table);
-        }
-        all
-    }
-
     /// Returns the table of a seat. It may go on after the blocks of its sequence.
     pub fn get(&self, seat: u32) -> &[u32] {
         self.tables.get(seat as usize).map_or(&[], Vec::as_slice)
@@ -38,6 +29,17 @@ impl BlockTables {
         table.extend(blocks);
         self.highest = table[start..].iter().copied().fold(self.highest, u32::max);
         true
+    }
+}
+
+impl FromIterator<Vec<u32>> for BlockTables {
+    /// The tables of the seats 0, 1, 2, ….
+    fn from_iter<T: IntoIterator<Item = Vec<u32>>>(tables: T) -> Self {
+        let mut all = Self::default();
+        for (seat, table) in (0..).zip(tables) {
+            all.change(seat, 0, table);
+        }
+        all
     }
 }
 

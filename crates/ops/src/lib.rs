@@ -41,8 +41,8 @@ pub use op::{
     SegmentAttention, Sight,
 };
 pub use program::{
-    Buffer, BufferId, Element, HeadShape, KvGroup, Program, ProgramBuilder, ProgramKind, Rows, Slab, Values, Weight,
-    WeightId, WeightPart,
+    Buffer, BufferId, Element, HeadShape, KvGroup, KvScales, Program, ProgramBuilder, ProgramKind, Rows, Slab, Values,
+    Weight, WeightId, WeightPart,
 };
 pub use storage::{
     Decoder, E2M1_DOUBLED, FP4_VALUES, IQ4_VALUES, NF4_VALUES, StorageType, e4m3, e8m0_halved, iq4_xs_factor, to_e4m3,

@@ -55,7 +55,7 @@ fn a_sound_encoder_passes() {
     let program = build(|_| {}).unwrap();
     assert_eq!((program.kind(), program.merge(), program.position_streams()), (ProgramKind::Encoder, MERGE, 2));
     assert_eq!((program.media_columns(), program.forward_ops().len()), (2 * OUT, 10));
-    assert_eq!(program.step_kv(), KvGroup { layers: vec![HEADS], window: None });
+    assert_eq!(program.step_kv(), KvGroup { layers: vec![HEADS], scales: vec![], window: None });
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn each_segment_owns_blocks_of_its_own() {
     batch.rows.positions = vec![7; 39];
     let mut step = StepBatch { seq_lens: vec![9], slot_mapping: vec![vec![1]], ..StepBatch::default() };
     assert_eq!(batch.rows.in_own_blocks(16, &mut step), 4);
-    assert_eq!(step.block_tables, [BlockTables::of([vec![0, 1], vec![2], vec![3]])]);
+    assert_eq!(step.block_tables, [BlockTables::from_iter([vec![0, 1], vec![2], vec![3]])]);
     let slots: Vec<u32> = (0..20).chain(32..35).chain(48..64).collect();
     assert_eq!(step.slot_mapping, [slots]);
     assert_eq!((step.query_start, step.seq_lens), (vec![0, 20, 23, 39], vec![20, 3, 16]));

@@ -44,7 +44,7 @@ impl Default for Parts {
 fn defect(parts: &Parts) -> String {
     let mut b = ProgramBuilder::new("latent", TOKENS);
     let part = |tensor: &str, rows| WeightPart { tensor: tensor.into(), rows, storage: StorageType::F32, slab: None };
-    b.kv_group(KvGroup { layers: vec![parts.heads], window: None });
+    b.kv_group(KvGroup { layers: vec![parts.heads], scales: vec![], window: None });
     let mut buffer = |name: &str, cols| b.buffer(name, Rows::Tokens, cols);
     let [x, kv, q] = [buffer("x", parts.q_cols), buffer("kv", RANK + ROTATED), buffer("q", HEADS * (RANK + ROTATED))];
     let out = buffer("out", HEADS * RANK);

@@ -36,7 +36,7 @@ fn build(edit: impl Fn(&mut Op)) -> Result<Program, ProgramError> {
     let out_w = b.weight("out", H, vec![part("out", H)]);
     let gate_up_w = b.weight("gate_up", H, vec![part("gate", INNER), part("up", INNER)]);
     let down_w = b.weight("down", INNER, vec![part("down", H)]);
-    let group = b.kv_group(KvGroup { layers: vec![HEADS], window: None });
+    let group = b.kv_group(KvGroup { layers: vec![HEADS], scales: vec![], window: None });
     let norm_op = |input, add, out| {
         Op::Norm(NormOp {
             kind: NormKind::Rms,
@@ -229,7 +229,7 @@ fn attention_reads_what_was_written_and_sample_is_last() {
     let mut b = ProgramBuilder::new("early", VOCAB);
     let x = b.buffer("x", Rows::Tokens, H);
     let table = b.weight("embed", H, vec![part("embed", VOCAB)]);
-    let group = b.kv_group(KvGroup { layers: vec![HEADS], window: Some(4) });
+    let group = b.kv_group(KvGroup { layers: vec![HEADS], scales: vec![], window: Some(4) });
     b.push(Op::Embed(Embed { table, ids: EmbedIds::Tokens, scale: 1.0, add: false, out: x }));
     let attention = PagedAttention {
         q: x,
@@ -428,7 +428,7 @@ fn batch() -> StepBatch {
         token_ids: vec![1, 2, 3, 4],
         positions: vec![0, 1, 2, 9],
         slot_mapping: vec![vec![16, 17, 18, 41]],
-        block_tables: vec![BlockTables::of([vec![1], vec![3, 2]])],
+        block_tables: vec![BlockTables::from_iter([vec![1], vec![3, 2]])],
         query_start: vec![0, 3, 4],
         seq_lens: vec![3, 10],
         sampled_rows: vec![2, 3],
@@ -480,4 +480,20 @@ proptest! {
         let bytes = storage.bytes_for(blocks * storage.block_elements());
         prop_assert_eq!(bytes, Some(blocks * storage.block_bytes()));
     }
+}
+
+#[test]
+fn scales_of_keys_and_values_are_positive_and_those_of_all_layers() {
+    let error = |heads: HeadShape, scales: &[(f32, f32)]| {
+        let mut b = ProgramBuilder::new("test", 10);
+        let scales = scales.iter().map(|&(key, value)| KvScales { key, value }).collect();
+        b.kv_group(KvGroup { layers: vec![heads; 2], scales, window: None });
+        b.finish().unwrap_err().to_string()
+    };
+    let rule = "a KV group of 2 layers with the scales of 1";
+    assert_eq!(error(HEADS, &[(1.0, 1.0)]), rule);
+    assert_eq!(error(HEADS, &[(1.0, 1.0), (0.5, 0.0)]), "keys and values with the scales 0.5 and 0");
+    assert_eq!(error(HEADS, &[(f32::NAN, 1.0), (1.0, 1.0)]), "keys and values with the scales NaN and 1");
+    let latent = HeadShape::latent(4, 16, 8);
+    assert_eq!(error(latent, &[(1.0, 1.0), (0.5, 1.0)]), "values with the scale 1, of keys with the scale 0.5");
 }

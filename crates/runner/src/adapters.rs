@@ -30,7 +30,7 @@ impl PendingAdapters {
             self.changes.retain(|(other, _)| other.slot != change.slot);
             self.changes.push((change.clone(), String::new()));
         }
-        self.changes.retain_mut(|(change, error)| match set(backend, change) {
+        self.changes.retain_mut(|(change, error)| match load_adapter(backend, change) {
             Ok(()) => false,
             Err(reason) => {
                 *error = reason;
@@ -45,7 +45,7 @@ impl PendingAdapters {
     }
 }
 
-fn set(backend: &mut dyn Backend, change: &AdapterChange) -> Result<(), String> {
+fn load_adapter(backend: &mut dyn Backend, change: &AdapterChange) -> Result<(), String> {
     let weights = change.adapter.weights::<AdapterWeights>();
     let weights = weights.ok_or_else(|| format!("the adapter '{}' has no weights", change.adapter.name()))?;
     let set = backend.set_adapter(change.slot as usize, &*weights.0);

@@ -109,7 +109,7 @@ impl Device {
         let rows = max_rows(sequences);
         Self {
             backend,
-            shape: Shape::of(program, config.block_size),
+            shape: Shape::new(program, config.block_size),
             seats: Seats::new(config.max_num_seqs),
             adapters: PendingAdapters::default(),
             images,

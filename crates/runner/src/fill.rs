@@ -41,7 +41,7 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    pub(crate) fn of(program: &Program, block_size: usize) -> Self {
+    pub(crate) fn new(program: &Program, block_size: usize) -> Self {
         Self {
             block_size,
             groups: program.kv_groups.len(),
@@ -369,7 +369,7 @@ mod tests {
 
     #[test]
     fn every_array_is_as_defined() {
-        let tables = |[of_4, of_2]: [Vec<u32>; 2]| BlockTables::of([vec![], vec![], of_2, vec![], of_4]);
+        let tables = |[of_4, of_2]: [Vec<u32>; 2]| BlockTables::from_iter([vec![], vec![], of_2, vec![], of_4]);
         let mut batch = StepBatch::default();
         fill(&mut batch, &plan(), &shape(1), &drawn(&[70, 71]), &Known::default()).unwrap();
         let expected = StepBatch {

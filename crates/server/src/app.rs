@@ -7,6 +7,7 @@ use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use http::StatusCode;
 use octavo_engine::EngineHandle;
+use octavo_sockets::Listener;
 use octavo_telemetry::{EngineMetrics, HttpMetrics, Telemetry};
 use octavo_text::{Grammar, GrammarCompiler, GrammarError, GrammarLimits, GrammarSpec};
 use tokio::time::{Instant, sleep_until};
@@ -24,7 +25,6 @@ use crate::listener::Connections;
 use crate::load::Load;
 use crate::route_table::served;
 use crate::seeds::Seeds;
-use crate::sockets::Listener;
 use crate::workers::{Workers, take_turns};
 
 /// Time in which streams that the shutdown ends can send their last events.

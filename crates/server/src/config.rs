@@ -129,33 +129,6 @@ impl Default for CorsConfig {
     }
 }
 
-/// Whether clients must present a certificate signed by the configured authorities.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ClientAuth {
-    /// No certificate is requested.
-    #[default]
-    None,
-    /// A certificate is optional, but must be valid if present.
-    Optional,
-    /// A valid certificate is required.
-    Required,
-}
-
-/// The TLS configuration of a listener. All files are in PEM format.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TlsConfig {
-    /// The server's certificate, followed by those of its issuers.
-    pub cert_file: PathBuf,
-    /// The private key, not encrypted; `None` if it is in `cert_file`.
-    pub key_file: Option<PathBuf>,
-    /// The authorities that sign client certificates.
-    pub ca_certs: Option<PathBuf>,
-    /// Whether clients must present a certificate.
-    pub client_auth: ClientAuth,
-    /// Interval for reloading changed files, which new connections then use; `None` reads the files once.
-    pub refresh: Option<Duration>,
-}
-
 /// How the server presents its model, and its limits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServerConfig {

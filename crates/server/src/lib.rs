@@ -1,6 +1,6 @@
 //! HTTP: OpenAI routes, server-sent events, limits and errors.
 //!
-//! A request passes these modules in order: `sockets`, `tls` and `listener` (a connection), what `layers` lists (every
+//! A request passes these modules in order: `listener` (a connection of `octavo-sockets`), what `layers` lists (every
 //! request), and the handler that `route_table` names, in `api`. There, `body` receives the bytes. On the blocking pool,
 //! the `request` of the API checks the shape, and `convert` the meaning; template and tokenizer make the prompt. `choices`
 //! are its sequences in the engine, and the `stream` of the API writes its answer.
@@ -38,15 +38,11 @@ mod lock;
 mod observe;
 mod orca;
 mod pages;
-mod reload;
 mod request_id;
 mod request_log;
 mod root_path;
 mod route_table;
 mod seeds;
-mod sockets;
-mod stall;
-mod tls;
 mod trace;
 mod watch;
 mod workers;
@@ -54,14 +50,10 @@ mod workers;
 pub use adapters::{AdapterLoadError, AdapterLoader, AdapterSource, Adapters};
 pub use app::{Server, ServerError};
 pub use config::{
-    Activation, ApiConfig, ClientAuth, ConnectionLimits, CorsConfig, FingerprintMode, KvEventSource, Matryoshka,
-    PairFormat, PoolingConfig, PoolingKind, RequestLog, SamplingDefaults, ServerConfig, StoreLimits, TemplateHelper,
-    TextModel, TlsConfig,
+    Activation, ApiConfig, ConnectionLimits, CorsConfig, FingerprintMode, KvEventSource, Matryoshka, PairFormat,
+    PoolingConfig, PoolingKind, RequestLog, SamplingDefaults, ServerConfig, StoreLimits, TemplateHelper, TextModel,
 };
 pub use drain::Shutdown;
 pub use images::{ImageModel, ViewWriter, WriteViews};
 pub use keys::{ApiKeys, KeyEntry, KeyHash, KeyLimits};
 pub use loading::serve_while_loading;
-pub use reload::FileWatch;
-pub use sockets::{Listener, UnixSocketError};
-pub use tls::TlsError;

@@ -14,15 +14,16 @@ use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use octavo_sockets::{Accepted, Listener, OpenOptions};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout_at};
 
+use crate::caller::Peer;
 use crate::config::ConnectionLimits;
 use crate::error::ApiError;
 use crate::host;
 use crate::route_table::is_probe;
-use crate::sockets::{Accepted, Listener};
 
 /// The maximum number of headers that the HTTP library supports.
 const MOST_HEADERS: usize = 10_000;
@@ -161,11 +162,16 @@ async fn serve(
     keep_alive: bool,
     mut closing: watch::Receiver<bool>,
 ) {
-    let peer = accepted.peer();
+    let peer = Peer(accepted.peer());
+    let options = OpenOptions {
+        handshake_timeout: limits.head_timeout,
+        write_stall_timeout: limits.write_stall_timeout,
+        plain_http_answer,
+    };
     let opened = tokio::select! {
         // In this order, so that an accepted connection without a handshake is served although the shutdown has begun.
         biased;
-        opened = accepted.open(&limits) => opened,
+        opened = accepted.open(options) => opened,
         () = closing_begins(&mut closing) => return,
     };
     let socket = match opened {
@@ -202,6 +208,16 @@ async fn serve(
     if let Err(error) = result {
         tracing::debug!(%error, "a connection ended early");
     }
+}
+
+/// The response to a client that does not use TLS where it is expected.
+fn plain_http_answer() -> String {
+    let error = ApiError::plain_http();
+    let body = serde_json::to_string(&error.body()).unwrap_or_default();
+    let (status, length) = (error.status(), body.len());
+    format!(
+        "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
+    )
 }
 
 /// Waits until connections must close, or forever.

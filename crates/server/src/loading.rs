@@ -6,13 +6,13 @@ use std::time::Duration;
 use axum::Router;
 use axum::routing::get;
 use http::StatusCode;
+use octavo_sockets::Listener;
 use tokio::time::Instant;
 
 use crate::app::ServerError;
 use crate::config::ConnectionLimits;
 use crate::error::ApiError;
 use crate::listener::Connections;
-use crate::sockets::Listener;
 
 /// Time in which clients can read answers that are given during the load.
 const LAST_WORDS: Duration = Duration::from_millis(500);

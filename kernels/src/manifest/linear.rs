@@ -150,6 +150,28 @@ pub fn gemm_quant(format: QuantFormat, dtype: Dtype, out: Dtype, tile_rows: u32)
     if format.is_float() && tile_rows == 32 { instance.resident(3) } else { instance }
 }
 
+/// `[rows, outputs]` of a CTA of [`gemm_f8`], for [`QuantLinearParams::tile_grid`].
+pub const GEMM_F8_TILE: [u32; 2] = [128, 64];
+
+/// Returns the instance for the product of activations rounded by [`quantize_f8`] with a weight of
+/// [`QuantFormat::F8E4M3`], for any number of rows.
+pub fn gemm_f8(out: Dtype) -> Instance {
+    let [rows, outputs] = GEMM_F8_TILE;
+    let stages = GemmTile::Large.stages();
+    let call = format!("gemm_f8<{}, {rows}, {outputs}, 32, 32, {stages}>", out.c_name());
+    // A row of a stage has 64 bytes.
+    Instance::new::<QuantLinearParams>(sources::GEMM_F8, format!("gemm_f8_{}", out.name()), call, 256)
+        .with_shared(stages * (rows + outputs) as usize * 64)
+        .on(Chips::Fp8Mma)
+}
+
+/// Returns the instance that rounds activations to e4m3 for [`gemm_f8`].
+pub fn quantize_f8(dtype: Dtype) -> Instance {
+    let call = format!("quantize_f8<{}>", dtype.c_name());
+    let name = format!("quantize_f8_{}", dtype.name());
+    Instance::new::<QuantizeParams>(sources::GEMM_F8, name, call, 128).on(Chips::Fp8Mma)
+}
+
 /// Returns the instance that rounds activations to 8 bits for [`mmvq`].
 pub fn quantize_activations(dtype: Dtype) -> Instance {
     let call = format!("quantize_activations<{}>", dtype.c_name());
@@ -187,6 +209,10 @@ pub(super) fn all(chip: Chip) -> Vec<Instance> {
                 instances.extend(pairs.map(|(out, rows)| gemm_quant(format, dtype, out, rows)));
             }
             instances.push(dequantize(format, dtype));
+        }
+        if chip.has_fp8_mma() {
+            instances.push(gemm_f8(dtype));
+            instances.extend((dtype != Dtype::F32).then(|| quantize_f8(dtype)));
         }
     }
     instances

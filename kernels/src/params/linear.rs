@@ -44,13 +44,15 @@ params! {
         deltas: DevicePtr,
     }
 
-    /// Rounds activations to 8 bits in blocks of 32 with `quantize_activations`.
+    /// Rounds activations to 8 bits: to integers in blocks of 32 with `quantize_activations`, or to e4m3 with one scale
+    /// for a row with `quantize_f8`.
     QuantizeParams {
         /// `[M, K]` of T.
         input: DevicePtr,
-        /// `[M, K]` of i8.
+        /// `[M, K]` of bytes.
         codes: DevicePtr,
-        /// `[M, K / 32, 2]` of f32: a block's scale, and the scale times the sum of its codes.
+        /// `[M, K / 32, 2]` of f32: a block's scale, and the scale times the sum of its codes. `[M]` of f32 for
+        /// `quantize_f8`.
         scales: DevicePtr,
         /// M.
         m: u32,
@@ -58,14 +60,14 @@ params! {
         k: u32,
     }
 
-    /// Does the same as [`LinearParams`] for a quantised weight: with quantised activations by `mmvq`, with activations
-    /// of T by `gemm_quant`.
+    /// Does the same as [`LinearParams`] for a quantised weight: with quantised activations by `mmvq` or `gemm_f8`, with
+    /// activations of T by `gemm_quant`.
     QuantLinearParams {
         /// `[N, K]`.
         weight: QuantWeight,
-        /// `[M, K]` of i8 from `quantize_activations`; of T for `gemm_quant`.
+        /// `[M, K]` of codes from `quantize_activations` or `quantize_f8`; of T for `gemm_quant`.
         input: DevicePtr,
-        /// `[M, K / 32, 2]` of f32 from `quantize_activations`; null for `gemm_quant`.
+        /// Scales from `quantize_activations` or `quantize_f8`; null for `gemm_quant`.
         scales: DevicePtr,
         /// `[N]` of f32, or null.
         bias: DevicePtr,
@@ -144,6 +146,13 @@ impl QuantLinearParams {
     /// Returns the grid of a launch of [`gemm_quant`](crate::manifest::gemm_quant) with tiles of `tile_rows` rows.
     pub fn gemm_grid(&self, tile_rows: u32) -> [u32; 3] {
         [self.n.div_ceil(GEMM_QUANT_OUTPUTS), self.m.div_ceil(tile_rows), 1]
+    }
+}
+
+impl QuantLinearParams {
+    /// Returns the grid of a launch of [`gemm_f8`](crate::manifest::gemm_f8) with tiles of `[tile_m, tile_n]` outputs.
+    pub fn tile_grid(&self, [tile_m, tile_n]: [u32; 2]) -> [u32; 3] {
+        [self.m.div_ceil(tile_m), self.n.div_ceil(tile_n), 1]
     }
 }
 

@@ -39,6 +39,11 @@ pub(crate) fn has_sm80() -> bool {
     chip().is_none_or(Chip::has_sm80)
 }
 
+/// Returns whether kernels that multiply 8-bit floating-point numbers run.
+pub(crate) fn has_fp8_mma() -> bool {
+    chip().is_none_or(Chip::has_fp8_mma)
+}
+
 /// Instances that can be launched.
 pub(crate) enum Kernels {
     Emulated(Emulation),

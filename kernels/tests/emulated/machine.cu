@@ -131,6 +131,21 @@ DEVICE void product_16x8x16_bf16_template(const GatherRowsParams& p) {
     product_16x8x16<bf16>(p);
 }
 
+// The same in e4m3, of 32 inputs.
+template <class T>
+DEVICE void product_16x8x32_template(const GatherRowsParams& p) {
+    const float* a = (const float*)p.input;
+    const float* b = a + 16 * 32;
+    const u32 g = lane_id() / 4, c = lane_id() % 4 * 4;
+    auto quad = [](const float* x) { return to_e4m3_pair(x[0], x[1]) | (u32)to_e4m3_pair(x[2], x[3]) << 16; };
+    u32 fa[4], fb[2];
+    for (u32 i = 0; i < 4; ++i) fa[i] = quad(a + (g + i % 2 * 8) * 32 + c + i / 2 * 16);
+    for (u32 i = 0; i < 2; ++i) fb[i] = quad(b + g * 32 + c + i * 16);
+    float d[4];
+    mma_m16n8k32_e4m3(d, fa, fb);
+    for (u32 i = 0; i < 4; ++i) ((float*)p.out)[(g + i / 2 * 8) * 8 + lane_id() % 4 * 2 + i % 2] = d[i];
+}
+
 // Four products of 8x8x4, each of 32 numbers of a and 32 of b.
 template <bool B_BY_ROWS>
 DEVICE void products_8x8x4(const GatherRowsParams& p) {

@@ -134,7 +134,7 @@ fn refused_launches_say_why() {
 fn small_matrix_products() {
     let rng = &mut rng();
     // Small integers are exact in every type, and so are their sums.
-    let input: Vec<f32> = (0..512).map(|_| rng.below(9) as f32 - 4.0).collect();
+    let input: Vec<f32> = (0..768).map(|_| rng.below(9) as f32 - 4.0).collect();
     let product = |m: usize, n: usize, k: usize, at: usize, by_rows: bool| -> Vec<f32> {
         let (a, b) = input[at..].split_at(m * k);
         let b = |i: usize, j: usize| if by_rows { b[i * n + j] } else { b[j * k + i] };
@@ -146,6 +146,8 @@ fn small_matrix_products() {
             let out = Machine::new(name, 32).run(order, 1, &input, 128).unwrap();
             assert_eq!(out, product(16, 8, 16, 0, false), "{name}");
         }
+        let out = Machine::new("product_16x8x32", 32).run(order, 1, &input, 128).unwrap();
+        assert_eq!(out, product(16, 8, 32, 0, false));
         for (name, by_rows) in [("products_8x8x4_columns", false), ("products_8x8x4_rows", true)] {
             let out = Machine::new(name, 32).run(order, 1, &input, 256).unwrap();
             for q in 0..4 {

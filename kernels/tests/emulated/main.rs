@@ -9,6 +9,7 @@ mod common;
 mod device;
 mod experts;
 mod fill;
+mod float8;
 mod images;
 mod latent;
 mod launcher;

@@ -177,7 +177,9 @@ fn tensor_instruction(instance: &Instance) -> Option<&'static str> {
     let calls = |wrapper: &str| instance.source.text.contains(wrapper);
     // This header has the loop that multiplies.
     let tiled = calls("#include \"tiles.h\"");
-    if calls("mma_m8n8k4_") {
+    if instance.source == sources::GEMM_F8 {
+        instance.name.starts_with("gemm").then_some("QMMA.16832.F32.E4M3.E4M3")
+    } else if calls("mma_m8n8k4_") {
         Some("HMMA.884.F32.F32")
     } else if tiled || calls("mma_m16n8k16(") {
         Some(if instance.name.contains("bf16") { "HMMA.16816.F32.BF16" } else { "HMMA.16816.F32" })
@@ -215,7 +217,8 @@ fn machine_code_is_what_was_meant() {
 fn check_code(instance: &Instance, chip: Chip, code: &[String]) {
     let context = format!("{} on {}", instance.name, chip.arch());
     // The four steps of Volta's instruction count as one.
-    let tensor: Vec<_> = code.iter().filter(|c| c.starts_with("HMMA")).map(|c| c.split(".STEP").next()).collect();
+    let is_tensor = |c: &&String| c.starts_with("HMMA") || c.starts_with("QMMA");
+    let tensor: Vec<_> = code.iter().filter(is_tensor).map(|c| c.split(".STEP").next()).collect();
     match tensor_instruction(instance) {
         Some(meant) => assert!(
             !tensor.is_empty() && tensor.iter().all(|found| *found == Some(meant)),
@@ -232,7 +235,8 @@ fn check_code(instance: &Instance, chip: Chip, code: &[String]) {
     if instance.name.starts_with("mmvq") {
         assert!(code.iter().any(|c| c.starts_with("IDP.4A")), "{context} multiplies no four bytes at once");
     }
-    if [sources::GEMM_MMA, sources::EXPERT_MMA].contains(&instance.source) {
+    let copies = [sources::GEMM_MMA, sources::EXPERT_MMA, sources::GEMM_F8].contains(&instance.source);
+    if copies && !instance.name.starts_with("quantize_") {
         assert!(code.iter().any(|c| c.starts_with("LDGSTS.E.BYPASS")), "{context} does not copy behind its back");
         assert!(code.iter().any(|c| c.starts_with("LDSM")), "{context} has no ldmatrix");
     }

@@ -584,12 +584,13 @@ impl QkvPost<'_> {
                 }
             }
             KvDtype::Fp8 => {
+                let scales = self.cache.scales();
                 codes.resize(2 * dim, 0);
                 let (keys, values) = codes.split_at_mut(dim);
                 let pairs = key.chunks_exact(dim).zip(value.chunks_exact(dim));
                 for (head, (key, value)) in heads.zip(pairs) {
-                    self.isa.to_e4m3(key, keys);
-                    self.isa.to_e4m3(value, values);
+                    self.isa.to_e4m3(key, scales.key, keys);
+                    self.isa.to_e4m3(value, scales.value, values);
                     if !all(value, f32::is_finite) {
                         keys.fill(NAN_E4M3);
                         values.fill(0);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use octavo_ops::{BackendError, HeadShape, KvGroup, Values};
+use octavo_ops::{BackendError, HeadShape, KvGroup, KvScales, Values};
 
 use crate::failed;
 use crate::memory::{Lines, Shared};
@@ -22,7 +22,7 @@ pub enum KvDtype {
     Bf16,
     /// 8-bit integers with one scale for the key and one for the value of each token and head; about half the memory.
     Int8,
-    /// 8-bit floating-point numbers (e4m3) up to 448, without scales; half the memory.
+    /// 8-bit floating-point numbers (e4m3) up to 448, times the scales of the checkpoint or 1; half the memory.
     Fp8,
 }
 
@@ -75,6 +75,8 @@ pub(crate) struct KvCache {
 pub(crate) struct Layer {
     pub(crate) heads: HeadShape,
     pub(crate) dtype: KvDtype,
+    /// Scales of e4m3 numbers; 1 for other types.
+    scales: KvScales,
     /// Start in a block.
     start: usize,
     /// Distance of two blocks in words.
@@ -122,7 +124,11 @@ impl Layer {
 /// Attention reads the keys of one head block after block. If the distance were a multiple of a large power of two, they
 /// would all lie in the same few sets of a cache. It is at most one of the size of these keys.
 fn layout(group: &KvGroup, dtype: KvDtype) -> Option<(Vec<Layer>, usize)> {
-    let mut layers: Vec<_> = group.layers.iter().map(|&heads| Layer { heads, dtype, start: 0, stride: 0 }).collect();
+    let layer = |(index, &heads)| {
+        let scales = if dtype == KvDtype::Fp8 { group.scales(index) } else { KvScales::ONE };
+        Layer { heads, dtype, scales, start: 0, stride: 0 }
+    };
+    let mut layers: Vec<_> = group.layers.iter().enumerate().map(layer).collect();
     let mut stride = 0usize;
     for layer in &mut layers {
         layer.start = stride;
@@ -201,6 +207,11 @@ impl LayerCache {
 
     pub(crate) fn heads(&self) -> HeadShape {
         self.layer.heads
+    }
+
+    /// Returns the factors of all keys and of all values.
+    pub(crate) fn scales(&self) -> KvScales {
+        self.layer.scales
     }
 
     /// Writes a head's key and value, in bf16, to a slot. The value is empty if it is a part of the key.

@@ -158,7 +158,7 @@ impl Forward<'_> {
             }
             KvDtype::Fp8 => {
                 codes.resize(row.len(), 0);
-                self.isa.to_e4m3(row, codes);
+                self.isa.to_e4m3(row, cache.scales().key, codes);
                 if !all(row, f32::is_finite) {
                     codes[..rank].fill(0);
                     codes[rank..].fill(NAN_E4M3);

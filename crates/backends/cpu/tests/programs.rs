@@ -5,10 +5,10 @@ use octavo_backend_candle::CandleBackend;
 use octavo_backend_cpu::{CpuBackend, CpuConfig, Isa, KvDtype, WeightDtype};
 use octavo_ops::testing::suite::{Suite, models, real_sizes};
 use octavo_ops::testing::{
-    Reference, Rounding, TinyExperts, TinyLatent, TinyModel, image_models, large_images, models_with_experts,
-    models_with_latents, real_latents, text_models, windowed_texts,
+    MemoryWeights, PagedBatches, Reference, Rounding, Scales, TestRng, TinyExperts, TinyLatent, TinyModel,
+    image_models, large_images, models_with_experts, models_with_latents, real_latents, text_models, windowed_texts,
 };
-use octavo_ops::{Backend, HeadShape, KvGroup, StorageType};
+use octavo_ops::{Backend, HeadShape, KvGroup, KvScales, Program, StorageType};
 use proptest::prelude::*;
 
 /// Configuration with keys and values in 8 bits.
@@ -265,7 +265,7 @@ fn a_latent_takes_the_memory_of_one_row() {
     for (kv, bytes) in [(KvDtype::Bf16, 16 * 576 * 2), (KvDtype::Int8, 16 * (576 + 2 * 4)), (KvDtype::Fp8, 16 * 576)] {
         let backend = CpuBackend::new(CpuConfig { threads: Some(1), kv, ..CpuConfig::default() }).unwrap();
         let layers = vec![HeadShape::latent(16, 512, 64)];
-        assert_eq!(backend.kv_block_bytes(&KvGroup { layers, window: None }, 16), bytes, "{kv}");
+        assert_eq!(backend.kv_block_bytes(&KvGroup { layers, scales: vec![], window: None }, 16), bytes, "{kv}");
     }
 }
 
@@ -274,7 +274,7 @@ fn a_key_of_8_bits_takes_about_half_the_memory() {
     let bytes = |kv| {
         let backend = CpuBackend::new(CpuConfig { threads: Some(1), kv, ..CpuConfig::default() }).unwrap();
         let layers = vec![HeadShape::new(9, 3, 64); 2];
-        backend.kv_block_bytes(&KvGroup { layers, window: None }, 16)
+        backend.kv_block_bytes(&KvGroup { layers, scales: vec![], window: None }, 16)
     };
     let elements = 2 * 3 * 64 * 16 * 2;
     // The size is a multiple of 8 KiB, so blocks are the size of the keys of a head further apart.
@@ -282,6 +282,59 @@ fn a_key_of_8_bits_takes_about_half_the_memory() {
     // Each key and value of each head has an f32 scale.
     assert_eq!(bytes(KvDtype::Int8), elements + elements / 64 * 4);
     assert_eq!(bytes(KvDtype::Fp8), elements + 16 * 64);
+}
+
+/// Returns the logits of a sequence of 40 tokens.
+fn logits(program: &Program, weights: &MemoryWeights, isa: Isa) -> Vec<u32> {
+    let mut backend =
+        CpuBackend::new(CpuConfig { threads: Some(1), isa: Some(isa), ..FP8 }).expect("the threads start");
+    backend.load(program, weights, &mut |_| {}).expect("the weights are loaded");
+    backend.allocate_kv(16, &[8]).expect("there is memory");
+    let mut batches = PagedBatches::new(16, 1, 8, &mut TestRng(3));
+    let sequence = batches.add(TestRng(4).tokens(40, program.vocab_size));
+    backend.forward(&batches.step(&[(sequence, 40)])).expect("the step runs");
+    backend.logits().expect("there are logits").iter().map(|x| x.to_bits()).collect()
+}
+
+/// Multiplies a tensor of f32 numbers.
+fn multiply(weights: &mut MemoryWeights, name: &str, factor: f32) {
+    let tensor = &weights.tensors[name];
+    let numbers: Vec<f32> = tensor.bytes.as_chunks().0.iter().map(|x| factor * f32::from_le_bytes(*x)).collect();
+    weights.insert(name, tensor.shape.clone(), &numbers);
+}
+
+/// Powers of two change no fraction. So a cache with scales has the bits of a model whose keys and values are as much smaller,
+/// whose scores are as much larger, and whose outputs are.
+#[test]
+fn scales_of_keys_and_values_keep_the_bits() {
+    let model = TinyModel { heads: HeadShape::new(4, 2, 32), hidden: 64, ..TinyModel::default() };
+    let (key, value) = (1.0 / 64.0, 8.0);
+    let (scaled, weights) = TinyModel { kv_scales: KvScales { key, value }, ..model.clone() }.build().unwrap();
+    let scales = Scales { attention: model.scales.attention * key, ..model.scales };
+    let (plain, mut moved) = TinyModel { scales, ..model.clone() }.build().unwrap();
+    for layer in 0..2 {
+        multiply(&mut moved, &format!("{layer}.qkv.1"), 1.0 / key);
+        multiply(&mut moved, &format!("{layer}.qkv.2"), 1.0 / value);
+        multiply(&mut moved, &format!("{layer}.out.0"), value);
+    }
+    let (unscaled, _) = model.build().unwrap();
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+        let found = logits(&scaled, &weights, isa);
+        assert_eq!(found, logits(&plain, &moved, isa), "{isa}");
+        assert_ne!(found, logits(&unscaled, &weights, isa), "{isa}: the scales have an effect");
+    }
+}
+
+#[test]
+fn scales_of_any_size_keep_the_meaning() {
+    let kv_scales = KvScales { key: 0.37, value: 0.37 };
+    let plain = TinyModel { kv_scales, ..TinyModel::default() };
+    let latent = TinyModel { kv_scales, ..many_latents() };
+    for model in [plain, latent] {
+        let reference = Reference::new(&model, 40, Rounding::FP8);
+        each_with(FP8, |suite| suite.near_meaning(&reference, 4.0).unwrap());
+        each_with(FP8, |suite| suite.same_bits(&model, 9).unwrap());
+    }
 }
 
 /// Returns a model whose shapes fit every format: rows of whole super-blocks, in odd numbers.

@@ -335,7 +335,7 @@ mod tests {
             token_ids: vec![5, 6, 7],
             positions: vec![40, 3, 31],
             slot_mapping: vec![vec![24, 35, 63]],
-            block_tables: vec![BlockTables::of([vec![4, 5, 1], vec![2], vec![9, 3]])],
+            block_tables: vec![BlockTables::from_iter([vec![4, 5, 1], vec![2], vec![9, 3]])],
             query_start: vec![0, 1, 2, 3],
             seq_lens: vec![41, 4, 32],
             sampled_rows: vec![0, 1, 2],

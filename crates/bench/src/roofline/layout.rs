@@ -39,7 +39,7 @@ impl StepLayout {
             token_ids: tokens.clone().map(|(s, p)| ((s * 131 + p * 17) % self.vocab_size) as u32).collect(),
             positions: (0..self.streams).flat_map(|_| tokens.clone().map(|(_, p)| p as u32)).collect(),
             slot_mapping: vec![slots; self.groups],
-            block_tables: vec![BlockTables::of((0..sequences).map(table)); self.groups],
+            block_tables: vec![BlockTables::from_iter((0..sequences).map(table)); self.groups],
             query_start: (0..=sequences).map(|s| (s * rows) as u32).collect(),
             seq_lens: vec![(start + rows) as u32; sequences],
             sampled_rows: (1..=sequences).map(|s| (s * rows - 1) as u32).collect(),

@@ -511,7 +511,7 @@ impl Scheduler {
         match self.config.policy {
             SchedulingPolicy::Fcfs | SchedulingPolicy::Fair => self.running.len().checked_sub(1),
             SchedulingPolicy::Priority => {
-                let rank = |&index: &usize| self.sequences.get(self.running[index]).map(Rank::of);
+                let rank = |&index: &usize| self.sequences.get(self.running[index]).map(Rank::new);
                 (0..self.running.len()).max_by_key(rank)
             }
         }

@@ -18,7 +18,7 @@ pub(super) struct Rank {
 }
 
 impl Rank {
-    pub(super) fn of(sequence: &Sequence) -> Self {
+    pub(super) fn new(sequence: &Sequence) -> Self {
         Self { priority: sequence.priority, arrival: sequence.timeline.arrival(), id: sequence.id }
     }
 }
@@ -51,7 +51,7 @@ impl WaitingQueue {
     fn place(&self, sequence: &Sequence) -> Place {
         match self.policy {
             SchedulingPolicy::Fcfs => Place::Turn(sequence.id),
-            SchedulingPolicy::Priority => Place::Rank(Rank::of(sequence)),
+            SchedulingPolicy::Priority => Place::Rank(Rank::new(sequence)),
             SchedulingPolicy::Fair => Place::Client(sequence.client, sequence.id),
         }
     }

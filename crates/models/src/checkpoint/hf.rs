@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::sentence::Sentence;
-use super::{CheckpointError, GenerationConfig, OpenOptions, Quantisation, TokenizerData};
+use super::{CheckpointError, GenerationConfig, KvScheme, OpenOptions, Quantisation, TokenizerData, quantised};
 use crate::config::vectors::{CLASS_TOKEN_IDS, CLASS_TOKENS};
 use crate::config::{ConfigError, Fields, ModelConfig};
 use crate::family::Family;
@@ -83,6 +83,11 @@ impl Texts {
     /// Reads how the weights are quantised.
     pub(super) fn quantisation(&self, family: &Family) -> Result<Option<Quantisation>, CheckpointError> {
         Quantisation::read(&Fields::new(&self.config), family).map_err(self.fail(CONFIG))
+    }
+
+    /// Reads for which type of the KV cache there are scales.
+    pub(super) fn kv_scheme(&self) -> Result<Option<KvScheme>, CheckpointError> {
+        quantised::kv_scheme(&Fields::new(&self.config)).map_err(self.fail(CONFIG))
     }
 
     /// Reads `generation_config.json` and the end-of-sequence ids of `config.json` and of the tokenizer.

@@ -4,6 +4,7 @@ mod derived;
 mod generation;
 mod gguf;
 mod hf;
+mod kv_scales;
 mod mapped;
 mod processor;
 mod quantised;
@@ -21,6 +22,7 @@ use octavo_ops::{StorageType, TensorData, WeightError, WeightSource};
 
 pub use generation::GenerationConfig;
 pub use gguf::{GgufError, GridType};
+pub use kv_scales::KvScheme;
 pub use processor::{ImageSize, ProcessorConfig, Resample, ViewText};
 pub use sentence::SentenceSettings;
 pub use tokenizer::{GgufTokenizer, TokenizerData};
@@ -170,12 +172,10 @@ enum Files {
         shards: safetensors::Shards,
         texts: Box<hf::Texts>,
         quantisation: Option<Quantisation>,
+        kv_scheme: Option<KvScheme>,
     },
     /// A directory whose weights are ignored.
-    Dummy {
-        storage: StorageType,
-        texts: Box<hf::Texts>,
-    },
+    Dummy { storage: StorageType, texts: Box<hf::Texts> },
 }
 
 impl Checkpoint {
@@ -230,7 +230,8 @@ impl Checkpoint {
             shards.add_module(path, folder)?;
         }
         let quantisation = texts.quantisation(config.family)?;
-        let files = Files::HuggingFace { shards, texts: Box::new(texts), quantisation };
+        let kv_scheme = texts.kv_scheme()?;
+        let files = Files::HuggingFace { shards, texts: Box::new(texts), quantisation, kv_scheme };
         Ok(Self { path: path.to_owned(), files, config, generation, chat_template })
     }
 

@@ -4,9 +4,9 @@
 //! `Linear` adds to it in place (the epilogue), so the stream is read and written once per block.
 
 use octavo_ops::{
-    Act, BufferId, Embed, EmbedIds, Glu, HeadShape, InjectMode, InjectRows, KvGroup, KvPlace, Linear, Logits, NormOp,
-    Op, PagedAttention, Program, ProgramBuilder, ProgramKind, QkNorm, QkvPost, Residual, Rows, SegmentAttention,
-    WeightError, WeightId, WeightPart, WeightSource,
+    Act, BufferId, Embed, EmbedIds, Glu, HeadShape, InjectMode, InjectRows, KvGroup, KvPlace, KvScales, Linear, Logits,
+    NormOp, Op, PagedAttention, Program, ProgramBuilder, ProgramKind, QkNorm, QkvPost, Residual, Rows,
+    SegmentAttention, WeightError, WeightId, WeightPart, WeightSource,
 };
 
 use super::ModelError;
@@ -134,7 +134,7 @@ impl<'a> Decoder<'a> {
             mlp: dense.map(|layer| MlpScratch::new(&mut builder, "", layer.mlp.intermediate_size, layer.mlp.gated)),
             experts: ExpertScratch::new(&mut builder, config),
         };
-        let kv = if config.is_causal() { kv_groups(&mut builder, &config.layers) } else { Vec::new() };
+        let kv = if config.is_causal() { kv_groups(&mut builder, checkpoint)? } else { Vec::new() };
         let rope_factors = rope_factors(checkpoint)?;
         Ok(Self { checkpoint, builder, scratch, rope_factors, kv, embedding: None, media_parts: 0, spans: false })
     }
@@ -441,21 +441,26 @@ pub(super) fn part(
 }
 
 /// Declares one KV group for each distinct window. Returns group and index within it, by layer.
-fn kv_groups(builder: &mut ProgramBuilder, layers: &[LayerConfig]) -> Vec<(usize, usize)> {
+fn kv_groups(builder: &mut ProgramBuilder, checkpoint: &Checkpoint) -> Result<Vec<(usize, usize)>, ModelError> {
+    let layers = &checkpoint.config().layers;
     let mut groups: Vec<KvGroup> = Vec::new();
     let mut place = Vec::with_capacity(layers.len());
-    for &AttentionConfig { heads, window, .. } in layers.iter().map(|layer| &layer.attention) {
+    for (layer, &AttentionConfig { heads, window, .. }) in layers.iter().map(|layer| &layer.attention).enumerate() {
         let group = groups.iter().position(|g| g.window == window).unwrap_or_else(|| {
-            groups.push(KvGroup { layers: Vec::new(), window });
+            groups.push(KvGroup { layers: Vec::new(), scales: Vec::new(), window });
             groups.len() - 1
         });
         place.push((group, groups[group].layers.len()));
         groups[group].layers.push(heads);
+        groups[group].scales.push(checkpoint.kv_scales(layer, heads.values)?);
     }
-    for group in groups {
+    for mut group in groups {
+        if group.scales.iter().all(|scales| *scales == KvScales::ONE) {
+            group.scales.clear();
+        }
         builder.kv_group(group);
     }
-    place
+    Ok(place)
 }
 
 /// Reads the divisors of the rotary frequencies that a GGUF file has in place of a scaling scheme.

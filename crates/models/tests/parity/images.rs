@@ -223,7 +223,7 @@ impl Session {
                     .map(|(axis, i)| at(i)[axis])
                     .collect(),
                 slot_mapping: vec![(start..end).map(slot).collect(); self.groups],
-                block_tables: vec![BlockTables::of([table.clone()]); self.groups],
+                block_tables: vec![BlockTables::from_iter([table.clone()]); self.groups],
                 query_start: vec![0, (end - start) as u32],
                 seq_lens: vec![end as u32],
                 sampled_rows: (0..(end - start) as u32).collect(),

@@ -141,7 +141,7 @@ impl Session {
             token_ids: tokens.to_vec(),
             positions: (start as u32 + shift..end as u32 + shift).collect(),
             slot_mapping: vec![slots; self.groups],
-            block_tables: vec![BlockTables::of([table.clone()]); self.groups],
+            block_tables: vec![BlockTables::from_iter([table.clone()]); self.groups],
             query_start: vec![0, tokens.len() as u32],
             seq_lens: vec![end as u32],
             sampled_rows: rows.to_vec(),

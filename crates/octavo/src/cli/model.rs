@@ -129,8 +129,9 @@ pub(crate) struct ModelArgs {
 
     /// Data type of the KV cache: auto, fp8 or int8_per_token_head.
     ///
-    /// `auto` is bfloat16. `fp8` (e4m3) takes half the memory, and int8_per_token_head, which is more exact, a little more.
-    /// On a GPU, the type is that of --dtype.
+    /// `auto` is bfloat16, or fp8 for a checkpoint that is made for it. `fp8` (e4m3, with the scales of the checkpoint or 1) takes
+    /// half the memory, and int8_per_token_head, which is more exact without such scales, a little more. On a GPU, the type
+    /// is that of --dtype.
     #[arg(long, default_value = "auto", value_name = "DTYPE")]
     pub(crate) kv_cache_dtype: String,
 

@@ -18,6 +18,7 @@ use crate::serve::adapters;
 use crate::serve::granted::Surroundings;
 use crate::serve::images::Vision;
 use crate::serve::model::{LoadedModel, ModelFiles};
+use crate::serve::quantised;
 use crate::system::human_bytes;
 
 /// Limits on processors. The token budget is smaller than vLLM's 2048, because matrix products reach their full speed
@@ -68,6 +69,8 @@ pub(crate) struct Computer {
     pub(crate) steps: StepLimits,
     /// Bytes that a GPU has for the KV cache; `None` on a processor.
     pub(crate) kv_bytes: Option<u64>,
+    /// Type of the KV cache, by vLLM's names.
+    pub(crate) kv_cache_dtype: String,
     /// Description such as `NVIDIA H200 (sm_90a, 140.40 GiB), bfloat16`.
     pub(crate) name: String,
 }
@@ -221,12 +224,19 @@ pub(crate) fn load(choice: &Choice, args: &ComposeArgs, mut files: ModelFiles) -
     }
     match choice {
         Choice::Cpu(config) => {
-            let mut backend = CpuBackend::new(*config)?;
+            let kv_cache_dtype = files.kv_cache_dtype.clone();
+            let kv = if kv_cache_dtype == "fp8" { KvDtype::Fp8 } else { config.kv };
+            let config = CpuConfig { kv, ..*config };
+            if kv == KvDtype::Fp8 {
+                quantised::describe_kv_scales(&files.program);
+            }
+            let mut backend = CpuBackend::new(config)?;
             let device = backend.isa().to_string();
             let name = format!("cpu, {} threads, {device} kernels", backend.threads());
             info!("device: {name}");
             let model = files.load(args, &mut backend)?;
-            Ok((model, Computer { backend: Box::new(backend), device, steps: CPU_STEPS, kv_bytes: None, name }))
+            let (backend, steps) = (Box::new(backend), CPU_STEPS);
+            Ok((model, Computer { backend, device, steps, kv_bytes: None, kv_cache_dtype, name }))
         }
         #[cfg(feature = "candle")]
         Choice::Candle => {
@@ -234,7 +244,8 @@ pub(crate) fn load(choice: &Choice, args: &ComposeArgs, mut files: ModelFiles) -
             info!("device: candle, the reference backend: float32, op by op, on the processor");
             let model = files.load(args, &mut backend)?;
             let (device, name) = ("cpu".to_owned(), "candle, float32".to_owned());
-            Ok((model, Computer { backend: Box::new(backend), device, steps: CPU_STEPS, kv_bytes: None, name }))
+            let (backend, steps, kv_cache_dtype) = (Box::new(backend), CPU_STEPS, args.model.kv_cache_dtype.clone());
+            Ok((model, Computer { backend, device, steps, kv_bytes: None, kv_cache_dtype, name }))
         }
         Choice::Cuda => {
             let mut backend = cuda_backend(args, &files)?;
@@ -246,8 +257,9 @@ pub(crate) fn load(choice: &Choice, args: &ComposeArgs, mut files: ModelFiles) -
                 human_bytes(kv_bytes)
             );
             let name = format!("{}, {}", described(backend.device()), backend.dtype());
-            let kv_bytes = Some(kv_bytes);
-            Ok((model, Computer { backend: Box::new(backend), device, steps: GPU_STEPS, kv_bytes, name }))
+            let (kv_bytes, kv_cache_dtype) = (Some(kv_bytes), args.model.kv_cache_dtype.clone());
+            let (backend, steps) = (Box::new(backend), GPU_STEPS);
+            Ok((model, Computer { backend, device, steps, kv_bytes, kv_cache_dtype, name }))
         }
     }
 }

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
-use octavo_server::{ApiKeys, FileWatch, KeyEntry, KeyHash, KeyLimits};
+use octavo_server::{ApiKeys, KeyEntry, KeyHash, KeyLimits};
+use octavo_sockets::FileWatch;
 use tracing::{info, warn};
 
 use crate::cli;

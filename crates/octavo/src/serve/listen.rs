@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use anyhow::{Context, Result};
-use octavo_server::Listener;
+use octavo_sockets::Listener;
 use tokio::net::TcpSocket;
 
 use crate::cli::NetworkArgs;
@@ -31,7 +31,7 @@ pub(crate) async fn bind(args: &NetworkArgs, settings: &Settings) -> Result<Boun
     let scheme = if settings.tls.is_some() { "https" } else { "http" };
     let (listener, place, page, curl) = match &settings.uds {
         Some(path) => {
-            let listener = Listener::unix(path).await.with_context(|| format!("--uds {}", path.display()))?;
+            let listener = Listener::unix(path)?;
             let path = path.display();
             (listener, format!("unix:{path}"), None, format!("--unix-socket {path} {scheme}://localhost"))
         }

@@ -203,7 +203,8 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     let choice = device::choose(args)?;
     let adapter_limits = adapters::limits(&args.adapters)?;
     let files = ModelFiles::open(args)?;
-    let (mut model, Computer { backend, device, mut steps, kv_bytes, .. }) = device::load(&choice, args, files)?;
+    let (mut model, Computer { backend, device, mut steps, kv_bytes, kv_cache_dtype, .. }) =
+        device::load(&choice, args, files)?;
     let (backend_name, on_gpu) = (backend.name(), kv_bytes.is_some());
     let block_size = block_size(limits, backend.as_ref())?;
     let longest = limits.longest_context(model.checkpoint.config().max_position_embeddings);
@@ -248,7 +249,7 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     telemetry.set_cache_config(&[
         ("block_size", block_size.to_string()),
         ("num_gpu_blocks", memory.blocks.to_string()),
-        ("cache_dtype", args.model.kv_cache_dtype.clone()),
+        ("cache_dtype", kv_cache_dtype),
         ("enable_prefix_caching", if engine_config.enable_prefix_caching { "True" } else { "False" }.to_owned()),
         ("kv_cache_size_tokens", memory.kv_tokens().to_string()),
     ]);

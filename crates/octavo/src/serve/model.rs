@@ -22,6 +22,8 @@ use crate::system::human_bytes;
 pub(crate) struct ModelFiles {
     pub(crate) checkpoint: Checkpoint,
     pub(crate) program: Program,
+    /// Type of the KV cache by vLLM's names.
+    pub(crate) kv_cache_dtype: String,
     /// The encoder of images, if it is not left out.
     encoder: Option<(Program, Vision)>,
     path: PathBuf,
@@ -82,6 +84,7 @@ impl ModelFiles {
             checkpoint.serve(tokens);
         }
         quantised::check(args.model.quantization.and_then(|given| given.0), &checkpoint)?;
+        let kv_cache_dtype = quantised::kv_cache_dtype(&args.model.kv_cache_dtype, checkpoint.kv_scheme())?;
         let config = checkpoint.config();
         let programs = octavo_models::build_programs(&checkpoint).with_context(|| path.display().to_string())?;
         let program = match args.adapters.enable_lora {
@@ -107,6 +110,7 @@ impl ModelFiles {
             encoder: programs.encoder.zip(vision),
             checkpoint,
             program,
+            kv_cache_dtype,
             path: resolved.path,
             entry: resolved.entry,
             template,
@@ -115,7 +119,7 @@ impl ModelFiles {
 
     /// Reads the weights into `backend` while another thread builds the tokenizer, which takes about as long.
     pub(crate) fn load(self, args: &ComposeArgs, backend: &mut dyn Backend) -> Result<LoadedModel> {
-        let Self { checkpoint, program, encoder, path, entry, template } = self;
+        let Self { checkpoint, program, encoder, path, entry, template, .. } = self;
         let text = std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("octavo-text".into());
             let text = thread.spawn_scoped(scope, || text_model(args, &checkpoint, &path, template.as_ref()))?;

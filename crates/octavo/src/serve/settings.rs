@@ -7,9 +7,8 @@ use anyhow::{Context, Result, bail};
 use octavo_engine::{EngineConfig, Speculation};
 use octavo_kv_events::KvEventsConfig;
 use octavo_media::MediaSettings;
-use octavo_server::{
-    ApiConfig, ClientAuth, ConnectionLimits, CorsConfig, RequestLog, ServerConfig, StoreLimits, TlsConfig,
-};
+use octavo_server::{ApiConfig, ConnectionLimits, CorsConfig, RequestLog, ServerConfig, StoreLimits};
+use octavo_sockets::{ClientAuth, TlsConfig};
 use octavo_telemetry::{LogConfig, TraceConfig};
 use serde_json::Value;
 

@@ -1,6 +1,6 @@
 //! The rules of a program: what its builder checks of each op and of the whole.
 
-use super::{Buffer, HeadShape, ProgramBuilder, ProgramKind, Rows, Values, Weight, WeightId};
+use super::{Buffer, HeadShape, KvGroup, KvScales, ProgramBuilder, ProgramKind, Rows, Values, Weight, WeightId};
 use crate::{Act, EmbedIds, Glu, GluKind, KvPlace, Linear, Op, ProgramError, QkvPost, Rope};
 
 impl ProgramBuilder {
@@ -311,4 +311,21 @@ fn rope_defect(rope: &Rope, dim: usize) -> Option<String> {
     let (streams, pairs) = (rope.streams.len(), rope.inv_freq.len());
     (streams != 0 && streams != pairs)
         .then(|| format!("a rotary embedding that names the positions of {streams} of its {pairs} pairs"))
+}
+
+/// Checks that each layer of a group has scales, or none has.
+pub(super) fn check_scales(group: &KvGroup) -> Result<(), ProgramError> {
+    let (found, layers) = (group.scales.len(), group.layers.len());
+    if found != 0 && found != layers {
+        return Err(ProgramError::Invalid(format!("a KV group of {layers} layers with the scales of {found}")));
+    }
+    for (&KvScales { key, value }, heads) in group.scales.iter().zip(&group.layers) {
+        if [key, value].iter().any(|scale| !(scale.is_finite() && *scale > 0.0)) {
+            return Err(ProgramError::Invalid(format!("keys and values with the scales {key} and {value}")));
+        }
+        if heads.values != Values::Own && key != value {
+            return Err(ProgramError::Invalid(format!("values with the scale {value}, of keys with the scale {key}")));
+        }
+    }
+    Ok(())
 }

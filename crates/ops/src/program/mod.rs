@@ -7,6 +7,7 @@ mod latent;
 
 use std::borrow::Cow;
 
+use check::check_scales;
 pub use heads::{HeadShape, Values};
 
 use crate::{EmbedIds, KvPlace, Op, PagedAttention, ProgramError, QkvPost, Site, StorageType};
@@ -120,16 +121,38 @@ impl Weight {
     }
 }
 
+/// Scales of the keys and values of a layer in a cache of 8-bit floating-point numbers (e4m3): a number `x` is stored as
+/// the code of `x / scale`. Caches of other types have no use for them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KvScales {
+    /// Scale of the keys.
+    pub key: f32,
+    /// Scale of the values: that of the keys, if values are a part of these.
+    pub value: f32,
+}
+
+impl KvScales {
+    /// The scales of a checkpoint without any.
+    pub const ONE: Self = Self { key: 1.0, value: 1.0 };
+}
+
 /// Layers that share one block table.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct KvGroup {
     /// Head shapes, one per layer.
     pub layers: Vec<HeadShape>,
+    /// Scales of keys and values, one per layer; empty if all are [`KvScales::ONE`].
+    pub scales: Vec<KvScales>,
     /// Number of tokens that later queries can still see; `None` if unlimited.
     pub window: Option<usize>,
 }
 
 impl KvGroup {
+    /// Returns the scales of the keys and values of a layer.
+    pub fn scales(&self, layer: usize) -> KvScales {
+        self.scales.get(layer).copied().unwrap_or(KvScales::ONE)
+    }
+
     /// Returns the number of key and value elements of one token over all layers.
     pub fn elements_per_token(&self) -> usize {
         self.layers.iter().map(|heads| heads.cache_cols()).sum()
@@ -254,7 +277,7 @@ impl Program {
                 layers.push(*heads);
             }
         }
-        KvGroup { layers, window: None }
+        KvGroup { layers, scales: Vec::new(), window: None }
     }
 
     /// Returns the buffer `[E,H]` of the returned hidden states, which is the last buffer of pooled rows that is
@@ -355,6 +378,9 @@ impl ProgramBuilder {
 
     /// Declares a KV group.
     pub fn kv_group(&mut self, group: KvGroup) -> usize {
+        if let Err(error) = check_scales(&group) {
+            self.fail(error);
+        }
         self.program.kv_groups.push(group);
         self.program.kv_groups.len() - 1
     }

@@ -5,9 +5,9 @@ use std::collections::HashMap;
 
 use super::{TestRng, TinyExperts, TinyLatent};
 use crate::{
-    BufferId, Embed, EmbedIds, Glu, GluKind, HeadShape, InjectMode, InjectRows, KvGroup, KvPlace, Linear, Logits,
-    NormKind, NormOp, Op, PagedAttention, Program, ProgramBuilder, ProgramError, QkNorm, QkvPost, Residual, Rope, Rows,
-    StorageType, TensorData, WeightError, WeightId, WeightPart, WeightSource,
+    BufferId, Embed, EmbedIds, Glu, GluKind, HeadShape, InjectMode, InjectRows, KvGroup, KvPlace, KvScales, Linear,
+    Logits, NormKind, NormOp, Op, PagedAttention, Program, ProgramBuilder, ProgramError, QkNorm, QkvPost, Residual,
+    Rope, Rows, StorageType, TensorData, WeightError, WeightId, WeightPart, WeightSource,
 };
 
 /// Range over which q and k are normalised.
@@ -95,6 +95,8 @@ pub struct TinyModel {
     pub logits_softcap: Option<f32>,
     /// Factors.
     pub scales: Scales,
+    /// Scales of the keys and values of every layer.
+    pub kv_scales: KvScales,
     /// Number of parts of H columns of the media cache that the model takes: the first replaces embeddings, each other
     /// one is added after a layer. There are at most as many layers as these.
     pub media: usize,
@@ -136,6 +138,7 @@ impl Default for TinyModel {
             attention_softcap: None,
             logits_softcap: None,
             scales: Scales::default(),
+            kv_scales: KvScales::ONE,
             media: 0,
             storage: StorageType::F32,
             seed: 1,
@@ -192,8 +195,8 @@ impl<'a> Build<'a> {
     fn finish(mut self) -> Result<(Program, MemoryWeights), ProgramError> {
         let m = self.model;
         for (group, &window) in m.windows.iter().enumerate() {
-            let layers = vec![m.heads; m.layers.iter().filter(|g| **g == group).count()];
-            self.builder.kv_group(KvGroup { layers, window });
+            let count = m.layers.iter().filter(|g| **g == group).count();
+            self.builder.kv_group(KvGroup { layers: vec![m.heads; count], scales: vec![m.kv_scales; count], window });
         }
         let x = self.builder.buffer("x", Rows::Tokens, m.hidden);
         let y = self.builder.buffer("y", Rows::Tokens, m.hidden);

@@ -9,8 +9,8 @@ use super::reference::{Reference, Rows};
 use super::{MemoryWeights, NormPlacement, PagedBatches, QkNormWidth, Rounding, Scales, TestRng, TinyModel};
 use crate::sampling::{SampleBatch, SampleParams, SampleRow, Sampler};
 use crate::{
-    Backend, BackendError, Embed, EmbedIds, GluKind, HeadShape, NormKind, Op, Program, Rope, RopeStyle, StepBatch,
-    StorageType, TensorData, WeightError,
+    Backend, BackendError, Embed, EmbedIds, GluKind, HeadShape, KvScales, NormKind, Op, Program, Rope, RopeStyle,
+    StepBatch, StorageType, TensorData, WeightError,
 };
 
 pub(super) const BLOCK: usize = 16;
@@ -525,6 +525,7 @@ pub fn models() -> impl Strategy<Value = TinyModel> {
                 attention_softcap: caps.0,
                 logits_softcap: caps.1,
                 scales,
+                kv_scales: KvScales::ONE,
                 media: 0,
                 storage: StorageType::F32,
                 seed,

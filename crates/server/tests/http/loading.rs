@@ -1,6 +1,7 @@
 //! Before there is an engine.
 
-use octavo_server::{ConnectionLimits, Listener, serve_while_loading};
+use octavo_server::{ConnectionLimits, serve_while_loading};
+use octavo_sockets::Listener;
 use reqwest::Client;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;

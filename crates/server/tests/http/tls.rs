@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use octavo_server::{ClientAuth, ConnectionLimits, Listener, TlsConfig, serve_while_loading};
+use octavo_server::{ConnectionLimits, serve_while_loading};
+use octavo_sockets::{ClientAuth, Listener, TlsConfig};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -5,7 +5,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-use octavo_server::{ConnectionLimits, Listener, UnixSocketError, serve_while_loading};
+use octavo_server::{ConnectionLimits, serve_while_loading};
+use octavo_sockets::{Listener, UnixSocketError};
 use tempfile::TempDir;
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
@@ -21,7 +22,7 @@ async fn ask(path: &Path, line: &str, body: &str) -> Answer {
 async fn it_serves_like_a_port_and_leaves_nothing_behind() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("octavo.sock");
-    let listener = Listener::unix(&path).await.unwrap();
+    let listener = Listener::unix(&path).unwrap();
     assert_eq!(listener.to_string(), format!("unix:{}", path.display()));
     let mode = fs::metadata(&path).unwrap().permissions().mode() & 0o777;
     assert!(mode & 0o111 == 0 && mode & 0o600 == 0o600, "{mode:o}");
@@ -51,7 +52,7 @@ async fn a_second_signal_removes_it_too() {
     let path = folder.path().join("s");
     let mut setup = Setup::default();
     setup.config.shutdown_lag = Duration::from_secs(600);
-    let mut server = serve_on(setup, Listener::unix(&path).await.unwrap());
+    let mut server = serve_on(setup, Listener::unix(&path).unwrap());
     assert_eq!(ask(&path, "GET /health", "").await.status, 200);
     server.shutdown.signal();
     server.shutdown.signal();
@@ -65,8 +66,8 @@ async fn one_that_was_left_behind_is_replaced_and_one_that_answers_is_not() {
     let path = folder.path().join("s");
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     assert!(path.exists(), "left behind");
-    let first = Listener::unix(&path).await.unwrap();
-    let refused = Listener::unix(&path).await.err().unwrap();
+    let first = Listener::unix(&path).unwrap();
+    let refused = Listener::unix(&path).err().unwrap();
     assert!(matches!(refused, UnixSocketError::InUse(_)));
     assert_eq!(
         refused.to_string(),
@@ -74,7 +75,7 @@ async fn one_that_was_left_behind_is_replaced_and_one_that_answers_is_not() {
     );
     // Taken over by somebody else, it is not ours to remove.
     fs::remove_file(&path).unwrap();
-    let second = Listener::unix(&path).await.unwrap();
+    let second = Listener::unix(&path).unwrap();
     drop(first);
     assert!(path.exists());
     drop(second);
@@ -89,12 +90,12 @@ async fn what_is_no_socket_stays() {
     let link = folder.path().join("link");
     std::os::unix::fs::symlink(&file, &link).unwrap();
     for path in [&file, &link] {
-        let refused = Listener::unix(path).await.err().unwrap();
+        let refused = Listener::unix(path).err().unwrap();
         assert!(matches!(refused, UnixSocketError::NotASocket(_)), "{refused}");
     }
     assert_eq!(fs::read_to_string(&file).unwrap(), "data");
     for path in [folder.path().join("no/such/folder"), folder.path().join("x".repeat(200))] {
-        let refused = Listener::unix(&path).await.err().unwrap().to_string();
+        let refused = Listener::unix(&path).err().unwrap().to_string();
         assert!(refused.starts_with(&format!("--uds {}: ", path.display())), "{refused}");
     }
 }

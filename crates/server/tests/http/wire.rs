@@ -3,7 +3,8 @@
 use std::io;
 
 use octavo_engine::{Engine, EngineHandle};
-use octavo_server::{Listener, Server, ServerError, Shutdown};
+use octavo_server::{Server, ServerError, Shutdown};
+use octavo_sockets::Listener;
 use octavo_telemetry::Telemetry;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;

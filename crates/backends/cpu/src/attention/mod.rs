@@ -325,6 +325,7 @@ impl Attention<'_> {
     /// use the output of these rows and heads.
     pub(crate) unsafe fn run(&self, isa: Isa, run: Run, head: usize, heads: Range<usize>) {
         let (dim, value_dim, group) = (self.heads.dim, self.heads.value_dim(), heads.len());
+        let scales = self.cache.scales();
         SCRATCH.with_borrow_mut(|scratch| {
             let (padded, chunked) = row_widths(self.heads);
             scratch.reserve(self.cache);
@@ -346,7 +347,7 @@ impl Attention<'_> {
                     let q = unsafe { self.q.read(span(row, dim)) };
                     scaled[..dim].copy_from_slice(q);
                     scaled[dim..].fill(0.0);
-                    isa.scale(scaled, self.scale);
+                    isa.scale(scaled, self.scale * scales.key);
                     if isa.attends_in_bf16() {
                         isa.to_bf16(scaled, &mut scratch.narrow_q[slot * padded..][..padded]);
                     }
@@ -377,6 +378,9 @@ impl Attention<'_> {
                     // SAFETY: the caller guarantees this.
                     let out = unsafe { self.out.write(span(row, value_dim)) };
                     out.copy_from_slice(&scratch.out[slot * chunked..][..value_dim]);
+                    if scales.value != 1.0 {
+                        isa.scale(out, scales.value);
+                    }
                 }
             }
         });

@@ -102,8 +102,8 @@ per_isa! {
     /// Does the same with e4m3 numbers.
     fn widen_e4m3(words: &[u32], out: &mut [u32]);
 
-    /// Rounds to e4m3, ties to even.
-    fn to_e4m3(x: &[f32], codes: &mut [i8]);
+    /// Rounds `x / scale` to e4m3, ties to even.
+    fn to_e4m3(x: &[f32], scale: f32, codes: &mut [i8]);
 
     /// Finds the largest element; −∞ if all are NaN or there is none.
     fn largest(x: &[f32], found: &mut f32);

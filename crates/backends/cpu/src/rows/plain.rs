@@ -267,8 +267,8 @@ pub(super) fn widen_e4m3<const FMA: bool>(words: &[u32], out: &mut [u32]) {
 }
 
 #[inline(always)]
-pub(super) fn to_e4m3<const FMA: bool>(x: &[f32], codes: &mut [i8]) {
-    x.iter().zip(codes).for_each(|(&x, code)| *code = octavo_ops::to_e4m3(x) as i8);
+pub(super) fn to_e4m3<const FMA: bool>(x: &[f32], scale: f32, codes: &mut [i8]) {
+    x.iter().zip(codes).for_each(|(&x, code)| *code = octavo_ops::to_e4m3(x / scale) as i8);
 }
 
 /// Widens by a function that returns the bits of a byte of a word as f32, of which the lower half is 0.

@@ -173,8 +173,10 @@ fn every_e4m3_number_is_exact_when_widened() {
         assert_widened(&words, &out, octavo_ops::e4m3);
         let x = values(12, 300, 200.0);
         let mut codes = vec![0i8; x.len()];
-        isa.to_e4m3(&x, &mut codes);
-        assert!(codes.iter().zip(&x).all(|(code, x)| *code as u8 == octavo_ops::to_e4m3(*x)));
+        for scale in [1.0, 0.37, 1e-3] {
+            isa.to_e4m3(&x, scale, &mut codes);
+            assert!(codes.iter().zip(&x).all(|(code, x)| *code as u8 == octavo_ops::to_e4m3(*x / scale)));
+        }
     });
 }
 

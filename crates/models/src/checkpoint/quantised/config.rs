@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::super::KvScheme;
 use crate::config::{ConfigError, Fields};
 use crate::family::Family;
 
@@ -47,13 +48,7 @@ impl Quantisation {
     /// # Errors
     /// Returns an error that names the method or the setting which is not supported.
     pub(crate) fn read(fields: &Fields<'_>, family: &Family) -> Result<Option<Self>, ConfigError> {
-        let text = fields.object("text_config")?;
-        let within = |key: &str| text.map(|text| text.object(key)).transpose().map(Option::flatten);
-        let found = match fields.object("quantization_config")? {
-            Some(found) => Some(found),
-            None => within("quantization_config")?.or(fields.object("compression_config")?),
-        };
-        let Some(found) = found else { return Ok(None) };
+        let Some(found) = settings(fields)? else { return Ok(None) };
         let method = found.str("quant_method")?.unwrap_or("unknown");
         if family.layout.as_ref().is_some_and(|layout| layout.method == Some(method)) {
             return Ok(None);
@@ -86,6 +81,44 @@ impl Quantisation {
             Self::ModelOpt(_) => "modelopt",
         }
     }
+}
+
+/// Returns the object that describes the quantisation.
+fn settings<'a>(fields: &Fields<'a>) -> Result<Option<Fields<'a>>, ConfigError> {
+    if let Some(found) = fields.object("quantization_config")? {
+        return Ok(Some(found));
+    }
+    let text = fields.object("text_config")?;
+    let within = text.map(|text| text.object("quantization_config")).transpose()?.flatten();
+    Ok(match within {
+        Some(found) => Some(found),
+        None => fields.object("compression_config")?,
+    })
+}
+
+/// Reads for which type of the KV cache a checkpoint has scales: `kv_cache_scheme` of compressed-tensors and ModelOpt, or
+/// ModelOpt's `kv_cache_quant_algo`.
+pub(crate) fn kv_scheme(fields: &Fields<'_>) -> Result<Option<KvScheme>, ConfigError> {
+    let Some(found) = settings(fields)? else { return Ok(None) };
+    Ok(match found.value("kv_cache_scheme").or_else(|| found.value("kv_cache_quant_algo")) {
+        None => None,
+        Some(Value::String(name)) if name.eq_ignore_ascii_case("fp8") => Some(KvScheme::Fp8),
+        Some(Value::String(name)) => Some(KvScheme::Other(name.escape_debug().to_string())),
+        Some(Value::Object(scheme)) => {
+            let scheme = Fields::new(scheme);
+            let bits = scheme.usize("num_bits")?.unwrap_or(8);
+            let [kind, strategy] = [("type", "float"), ("strategy", "tensor")]
+                .map(|(key, default)| scheme.str(key).map(|found| found.unwrap_or(default)));
+            match (bits, kind?, strategy?) {
+                (8, "float", "tensor") => Some(KvScheme::Fp8),
+                (bits, kind, strategy) => {
+                    let [kind, strategy] = [kind, strategy].map(|name| name.escape_debug().to_string());
+                    Some(KvScheme::Other(format!("{bits} bits, {kind}, {strategy}")))
+                }
+            }
+        }
+        Some(_) => return Err(ConfigError::wrong_type("kv_cache_scheme", "an object or a name")),
+    })
 }
 
 fn unsupported(method: &str, setting: &str, value: &str) -> ConfigError {

@@ -15,7 +15,8 @@ mod tensors;
 
 use octavo_ops::{StorageType, TensorData, WeightError};
 
-pub(crate) use config::Quantisation;
+pub(crate) use config::{Quantisation, kv_scheme};
+pub(super) use tensors::Module;
 
 use super::Checkpoint;
 use fp4::Global;
@@ -75,7 +76,7 @@ impl QuantisedWeight<'_> {
 
     /// Reads the module; its shape and scales if no `values` are asked for.
     fn matrix(&self, checkpoint: &Checkpoint, values: bool) -> Result<Matrix, WeightError> {
-        let module = tensors::Module { checkpoint, name: &self.module };
+        let module = Module { checkpoint, name: &self.module };
         match self.quantisation {
             Quantisation::Gptq(config) => integers::gptq(&module, *config, values).map(Matrix::Integers),
             Quantisation::Awq { symmetric } => integers::awq(&module, *symmetric, values).map(Matrix::Integers),

@@ -13,9 +13,9 @@ pub(super) const U8: &str = "U8";
 const I32: &str = "I32";
 
 /// A module of a checkpoint, by its name.
-pub(super) struct Module<'a> {
-    pub(super) checkpoint: &'a Checkpoint,
-    pub(super) name: &'a str,
+pub(in super::super) struct Module<'a> {
+    pub(in super::super) checkpoint: &'a Checkpoint,
+    pub(in super::super) name: &'a str,
 }
 
 /// A tensor's shape and bytes.
@@ -30,7 +30,7 @@ impl<'a> Module<'a> {
         self.checkpoint.find(&name).ok_or(WeightError::Missing(name))
     }
 
-    pub(super) fn has(&self, suffix: &str) -> bool {
+    pub(in super::super) fn has(&self, suffix: &str) -> bool {
         self.find(suffix).is_ok()
     }
 
@@ -39,7 +39,7 @@ impl<'a> Module<'a> {
         self.find(suffix).ok()?.0.storage.as_ref().err().map(String::as_str)
     }
 
-    pub(super) fn invalid(&self, suffix: &str, reason: impl Into<String>) -> WeightError {
+    pub(in super::super) fn invalid(&self, suffix: &str, reason: impl Into<String>) -> WeightError {
         WeightError::Invalid { name: format!("{}.{suffix}", self.name), reason: reason.into() }
     }
 
@@ -78,7 +78,7 @@ impl<'a> Module<'a> {
     }
 
     /// Returns the numbers of a tensor, with its shape.
-    pub(super) fn numbers(&self, suffix: &str) -> Result<(&'a [usize], Vec<f32>), WeightError> {
+    pub(in super::super) fn numbers(&self, suffix: &str) -> Result<(&'a [usize], Vec<f32>), WeightError> {
         let (info, file) = self.find(suffix)?;
         let bytes = &file[info.range.clone()];
         let pairs = |convert: fn([u8; 2]) -> f32| bytes.as_chunks().0.iter().map(|pair| convert(*pair)).collect();

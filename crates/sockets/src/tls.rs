@@ -15,12 +15,38 @@ use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::server::danger::ClientCertVerifier;
 use tokio_rustls::rustls::{Error, RootCertStore, ServerConfig};
 
-use crate::config::{ClientAuth, TlsConfig};
-use crate::reload::FileWatch;
+use crate::file_watch::FileWatch;
 
 const CERT_FLAG: &str = "--ssl-certfile";
 const KEY_FLAG: &str = "--ssl-keyfile";
 const CA_FLAG: &str = "--ssl-ca-certs";
+
+/// Whether clients must present a certificate signed by the configured authorities.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ClientAuth {
+    /// No certificate is requested.
+    #[default]
+    None,
+    /// A certificate is optional, but must be valid if present.
+    Optional,
+    /// A valid certificate is required.
+    Required,
+}
+
+/// The TLS configuration of a listener. All files are in PEM format.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsConfig {
+    /// The server's certificate, followed by those of its issuers.
+    pub cert_file: PathBuf,
+    /// The private key, not encrypted; `None` if it is in `cert_file`.
+    pub key_file: Option<PathBuf>,
+    /// The authorities that sign client certificates.
+    pub ca_certs: Option<PathBuf>,
+    /// Whether clients must present a certificate.
+    pub client_auth: ClientAuth,
+    /// Interval for reloading changed files, which new connections then use; `None` reads the files once.
+    pub refresh: Option<Duration>,
+}
 
 /// The reason why a listener cannot use TLS.
 #[derive(Debug, thiserror::Error)]

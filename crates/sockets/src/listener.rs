@@ -3,7 +3,9 @@
 use std::fmt;
 use std::fs::{self, Permissions};
 use std::io;
+use std::net::IpAddr;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::time::Duration;
@@ -14,11 +16,8 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixSocket, UnixStream};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
-use crate::caller::Peer;
-use crate::config::{ConnectionLimits, TlsConfig};
-use crate::error::ApiError;
 use crate::stall::StallGuard;
-use crate::tls::{Tls, TlsError};
+use crate::tls::{Tls, TlsConfig, TlsError};
 
 /// Backlog of a Unix socket, large enough that a burst of clients is not refused.
 const BACKLOG: u32 = 4096;
@@ -27,7 +26,7 @@ const BACKLOG: u32 = 4096;
 /// to several megabytes for a client that reads nothing.
 const SEND_BUFFER: usize = 256 << 10;
 
-/// Time limit of a handshake.
+/// Longest time limit of a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Time in which a rejected client must close the connection.
@@ -89,8 +88,8 @@ impl Listener {
     ///
     /// # Errors
     /// Another process listens there, there is a file of another kind, or the path is unusable.
-    pub async fn unix(path: impl Into<PathBuf>) -> Result<Self, UnixSocketError> {
-        Ok(Self { socket: Socket::Unix(SocketFile::bind(path.into()).await?), tls: None })
+    pub fn unix(path: impl Into<PathBuf>) -> Result<Self, UnixSocketError> {
+        Ok(Self { socket: Socket::Unix(SocketFile::bind(path.into())?), tls: None })
     }
 
     /// Uses TLS with every client. With a refresh, it must be called on an async runtime.
@@ -103,7 +102,10 @@ impl Listener {
     }
 
     /// Accepts the next connection, without its handshake.
-    pub(crate) async fn accept(&self) -> io::Result<Accepted> {
+    ///
+    /// # Errors
+    /// The listener, the connection or a limit of the system; the error code says which.
+    pub async fn accept(&self) -> io::Result<Accepted> {
         let (stream, peer) = match &self.socket {
             Socket::Tcp(listener) => {
                 let (stream, address) = listener.accept().await?;
@@ -111,7 +113,7 @@ impl Listener {
             }
             Socket::Unix(file) => (Stream::Unix(file.listener.accept().await?.0), None),
         };
-        Ok(Accepted { stream, peer: Peer(peer), tls: self.tls.as_ref().map(Tls::acceptor) })
+        Ok(Accepted { stream, peer, tls: self.tls.as_ref().map(Tls::acceptor) })
     }
 }
 
@@ -124,14 +126,18 @@ struct SocketFile {
 }
 
 impl SocketFile {
-    async fn bind(path: PathBuf) -> Result<Self, UnixSocketError> {
+    fn bind(path: PathBuf) -> Result<Self, UnixSocketError> {
         let failed = |source| UnixSocketError::System { path: path.clone(), source };
         let socket = UnixSocket::new_stream().map_err(failed)?;
         if let Err(error) = socket.bind(&path) {
             if error.kind() != io::ErrorKind::AddrInUse {
                 return Err(failed(error));
             }
-            remove_stale(&path).await?;
+            remove_stale_socket(&path).map_err(|error| match error.kind() {
+                io::ErrorKind::AddrInUse => UnixSocketError::InUse(path.clone()),
+                io::ErrorKind::AlreadyExists => UnixSocketError::NotASocket(path.clone()),
+                _ => failed(error),
+            })?;
             socket.bind(&path).map_err(failed)?;
         }
         let listener = socket.listen(BACKLOG).map_err(failed)?;
@@ -156,31 +162,50 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
     fs::symlink_metadata(path).ok().map(|file| (file.dev(), file.ino()))
 }
 
-/// Removes the socket at `path` if no process listens on it.
-async fn remove_stale(path: &Path) -> Result<(), UnixSocketError> {
-    let failed = |source| UnixSocketError::System { path: path.to_owned(), source };
-    if !fs::symlink_metadata(path).map_err(failed)?.file_type().is_socket() {
-        return Err(UnixSocketError::NotASocket(path.to_owned()));
+/// Removes the socket that an earlier process left at `path`. It is no error if there is no file.
+///
+/// # Errors
+/// `AddrInUse` if a process has the socket open, `AlreadyExists` if there is a file of another kind; neither is removed.
+pub fn remove_stale_socket(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+        Ok(file) if !file.file_type().is_socket() => {
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is not a socket"));
+        }
+        Ok(_) => {}
     }
-    match UnixStream::connect(path).await {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path).map_err(failed),
-        // A process listens there, even if its queue is full.
-        Ok(_) | Err(_) => Err(UnixSocketError::InUse(path.to_owned())),
+    // A datagram socket never connects to a stream socket. The error says whether a process has it open, and unlike a
+    // stream's attempt, this one does not wait for room in the queue of that process.
+    match UnixDatagram::unbound()?.connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
+        _ => Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there")),
     }
 }
 
 /// Both directions of a connection.
-pub(crate) trait Duplex: AsyncRead + AsyncWrite + Send {}
+pub trait Duplex: AsyncRead + AsyncWrite + Send {}
 
 impl<S: AsyncRead + AsyncWrite + Send> Duplex for S {}
 
 /// A connection of any kind, guarded against readers that stall.
-pub(crate) type Connection = Pin<Box<dyn Duplex>>;
+pub type Connection = Pin<Box<dyn Duplex>>;
+
+/// How an accepted connection is opened.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenOptions {
+    /// Time limit of the TLS handshake, at most ten seconds.
+    pub handshake_timeout: Duration,
+    /// A write fails when the peer has read no byte for this time.
+    pub write_stall_timeout: Duration,
+    /// The whole HTTP response for a client that does not use TLS where it is expected.
+    pub plain_http_answer: fn() -> String,
+}
 
 /// An accepted connection before its handshake.
-pub(crate) struct Accepted {
+pub struct Accepted {
     stream: Stream,
-    peer: Peer,
+    peer: Option<IpAddr>,
     tls: Option<TlsAcceptor>,
 }
 
@@ -190,31 +215,34 @@ enum Stream {
 }
 
 impl Accepted {
-    /// The address of the client.
-    pub(crate) fn peer(&self) -> Peer {
+    /// The address of the client; none on a Unix socket.
+    pub fn peer(&self) -> Option<IpAddr> {
         self.peer
     }
 
-    /// Performs the TLS handshake, if any. A client that sends plain HTTP receives an error and is rejected.
-    pub(crate) async fn open(self, limits: &ConnectionLimits) -> io::Result<Connection> {
-        let Some(tls) = self.tls else { return Ok(self.stream.guarded(limits)) };
+    /// Performs the TLS handshake, if any. A client that sends plain HTTP receives the configured answer and is rejected.
+    ///
+    /// # Errors
+    /// The handshake failed or took too long.
+    pub async fn open(self, options: OpenOptions) -> io::Result<Connection> {
+        let stall = options.write_stall_timeout;
+        let Some(tls) = self.tls else { return Ok(self.stream.guarded(stall)) };
         let handshake = async {
             let plain = self.stream.begins_like_http().await?;
-            let socket = self.stream.guarded(limits);
+            let socket = self.stream.guarded(stall);
             if plain {
-                turn_away(socket).await?;
+                turn_away(socket, (options.plain_http_answer)().as_bytes()).await?;
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "plain HTTP where TLS is expected"));
             }
             tls.accept(socket).await
         };
-        let secured = timeout(HANDSHAKE_TIMEOUT.min(limits.head_timeout), handshake).await;
+        let secured = timeout(HANDSHAKE_TIMEOUT.min(options.handshake_timeout), handshake).await;
         Ok(Box::pin(secured.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the TLS handshake took too long"))??))
     }
 }
 
 impl Stream {
-    fn guarded(self, limits: &ConnectionLimits) -> Connection {
-        let stall = limits.write_stall_timeout;
+    fn guarded(self, stall: Duration) -> Connection {
         match self {
             Self::Tcp(stream) => {
                 tune(&stream);
@@ -235,14 +263,8 @@ impl Stream {
 
 /// Answers a client that sends plain HTTP in plain HTTP. The handshake would send a TLS alert, on which nginx lets its
 /// client wait until a timeout.
-async fn turn_away(mut socket: Connection) -> io::Result<()> {
-    let error = ApiError::plain_http();
-    let body = serde_json::to_string(&error.body())?;
-    let (status, length) = (error.status(), body.len());
-    let head = format!(
-        "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n"
-    );
-    socket.write_all((head + &body).as_bytes()).await?;
+async fn turn_away(mut socket: Connection, answer: &[u8]) -> io::Result<()> {
+    socket.write_all(answer).await?;
     socket.shutdown().await?;
     // Closing the connection with unread bytes would reset it, and the answer could be lost.
     let mut rest = [0; 4096];
