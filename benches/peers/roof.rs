@@ -78,9 +78,8 @@ fn steps(load: &Load) -> impl Iterator<Item = StepShape> {
     let prefill = StepShape {
         tokens: at_a_time * prompt,
         sampled: at_a_time,
-        pooled: 0,
-        injected: 0,
         sequences: vec![(prompt, input); at_a_time],
+        ..StepShape::default()
     };
     let decode = (1..load.output as usize).map(move |token| StepShape::decode(at_a_time, input + token));
     std::iter::once(prefill).chain(decode)

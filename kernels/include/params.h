@@ -363,6 +363,42 @@ struct GateRowsParams {
     u32 cols;
 };
 
+// ------------------------------------------------------------------------------------------- adapters: cuda/lora.cu
+
+// Numbers of rows of a tile, of columns of A of a warp, of outputs of a thread, and of inputs of a partial sum; and the
+// largest rank.
+constexpr u32 LORA_ROWS = 8, LORA_COLUMNS = 4, LORA_OUTPUTS = 4, LORA_PIECE = 512, LORA_MAX_RANK = 256;
+
+// The matrices of an adapter for a part of a weight.
+struct LoraPart {
+    u64 a;          // offset in bytes: T [rank, k]; of a table of embeddings T [k, rank]
+    u64 b;          // offset in bytes: T [rank, columns], rows padded to a multiple of LORA_OUTPUTS
+    u32 rank;       // 0: the adapter has no matrices for the part
+    float scaling;  // factor of A x
+    u32 first;      // first column of the output
+    u32 columns;
+};
+
+struct LoraParams {
+    void* out;                 // O, rows out_stride apart
+    const void* input;         // T [., k]
+    float* partial;            // [most tiles, splits, parts * rank, LORA_ROWS]: sums of A x
+    const u8* matrices;        // the matrices of all adapters
+    const LoraPart* parts_of;  // [slots, part_stride], from the site's first part on
+    const u32* tiles;          // the number of tiles; then for each its slot, its first place in rows, its number of rows
+    const u32* rows;           // rows with adapters, tile by tile
+    const u32* ids;            // ids of tokens by row, for a table of embeddings
+    const u32* drawn;          // tokens sampled by the preceding step
+    u32 k;                     // a multiple of 8; the number of rows of a table
+    u32 out_stride;
+    u32 parts;                 // number of parts of the site's weight
+    u32 part_stride;           // number of parts of all sites
+    u32 rank;                  // largest rank of an adapter in a slot
+    u32 splits;                // number of partial sums of a column: one for each LORA_PIECE inputs, or 1 for their sum
+    float scale;
+    u32 reserved;
+};
+
 // ------------------------------------------------------------------------------------------- sampling: cuda/sampling_*.cu
 
 // Parameters of one row for the sampler.

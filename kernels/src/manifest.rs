@@ -8,6 +8,7 @@ mod experts;
 mod fill;
 mod images;
 mod linear;
+mod lora;
 mod rows;
 mod sampling;
 
@@ -24,6 +25,7 @@ pub use linear::{
     GEMM_F8_TILE, GEMM_QUANT_TILES, GemmTile, dequantize, gemm, gemm_f8, gemm_quant, gemv, gemv_quant, gemv_rows, mmvq,
     mmvq_rows, quantize_activations, quantize_f8,
 };
+pub use lora::{lora_expand, lora_expand_table, lora_shrink};
 pub use rows::{Activation, NormMean, Pool, act, copy_blocks, embed, embed_add, gather_rows, glu, norm, pool_rows};
 pub use sampling::{sampling_adjust, sampling_draw, sampling_logprobs};
 
@@ -276,6 +278,7 @@ pub fn all(chip: Chip) -> Vec<Instance> {
         images::all(chip),
         attention::all(chip),
         linear::all(chip),
+        lora::all(chip),
         sampling::all(),
         fill::all(chip),
     ];

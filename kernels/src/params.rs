@@ -9,6 +9,7 @@ mod experts;
 mod fill;
 mod images;
 mod linear;
+mod lora;
 mod rows;
 mod sampling;
 
@@ -23,6 +24,7 @@ pub use experts::{
 pub use fill::{FILL_CTAS, FillParams};
 pub use images::{EmbedTapsParams, MeanRowsParams, MediaRowsParams, PatchesParams};
 pub use linear::{DequantizeParams, LinearParams, QuantLinearParams, QuantWeight, QuantizeParams};
+pub use lora::{LORA_COLUMNS, LORA_MAX_RANK, LORA_OUTPUTS, LORA_PIECE, LORA_ROWS, LoraParams, LoraPart, lora_splits};
 pub use rows::{
     ActParams, CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, MAX_NORM_COLS, NormParams, PoolRowsParams,
 };

@@ -54,6 +54,8 @@ sources! {
     QUANTIZED = "cuda/quantized.cu",
     /// Products of 16-bit activations with quantised weights, on the tensor cores of sm_80 and later.
     GEMM_QUANT = "cuda/gemm_quant.cu",
+    /// Low-rank adapters.
+    LORA = "cuda/lora.cu",
     /// Products of activations with weights, both in e4m3, on the tensor cores of sm_89 and sm_120.
     GEMM_F8 = "cuda/gemm_f8.cu",
     /// Dummy weights.

@@ -164,7 +164,7 @@ correctness() {
     local failed=0 name
     kernels 1 || failed=1
     # A failure hides nothing of what follows.
-    for name in the_contract logits_are_near bits_do_not quantised_weights greedy_tokens; do
+    for name in the_contract logits_are_near bits_do_not what_adapters_add quantised_weights greedy_tokens; do
         backend $name || failed=1
     done
     return "$failed"

@@ -282,7 +282,7 @@ fn costs_are_those_worked_out_by_hand() {
     let program = tiny();
     // The step has three rows of one sequence that then has 5 keys, and a decode that then has 7 keys; both are
     // sampled.
-    let step = StepShape { tokens: 4, sampled: 2, pooled: 0, injected: 0, sequences: vec![(3, 5), (1, 7)] };
+    let step = StepShape { tokens: 4, sampled: 2, sequences: vec![(3, 5), (1, 7)], ..StepShape::default() };
     let cost = |op: usize| op_cost(&program, &program.ops[op], &step, ElementBytes::F32);
     // The arguments are the bytes of weights, KV and activations, the bytes written and the FLOPs.
     let expect = |weight_bytes, kv_bytes, activation_bytes, written_bytes, flops| Cost {
@@ -367,7 +367,7 @@ fn the_window_bounds_what_attention_reads() {
             a.window = Some(4);
         }
     }
-    let step = StepShape { tokens: 4, sampled: 0, pooled: 0, injected: 0, sequences: vec![(3, 5), (1, 7)] };
+    let step = StepShape { tokens: 4, sequences: vec![(3, 5), (1, 7)], ..StepShape::default() };
     let cost = op_cost(&program, &program.ops[4], &step, ElementBytes::F32);
     // Positions 2, 3 and 4 see 3, 4 and 4 keys, five different ones together; position 6 sees 4.
     assert_eq!((cost.flops, cost.kv_bytes), (4 * 15 * 8, 9 * 8 * 4));
@@ -403,7 +403,8 @@ fn pooled_rows_are_returned_and_never_reach_the_head() {
     assert_eq!(tiny().embedding(), None);
     let message = pooling(Rows::Pooled).unwrap_err().to_string();
     assert!(message.contains("buffer 'embedding' has E rows, expected R"), "{message}");
-    let step = |pooled| StepShape { tokens: 4, sampled: 0, pooled, injected: 0, sequences: vec![(3, 5), (1, 7)] };
+    let step =
+        |pooled| StepShape { tokens: 4, sampled: 0, pooled, sequences: vec![(3, 5), (1, 7)], ..StepShape::default() };
     let cost = |pooled, op: usize| op_cost(&program, &program.ops[op], &step(pooled), ElementBytes::F32);
     assert_eq!((cost(0, 1), cost(0, 2), cost(2, 4)), Default::default(), "no rows, no cost");
     assert_eq!((cost(2, 1).activation_bytes, cost(2, 2).weight_bytes, cost(2, 2).flops), (128, 32, 4 * 16));
@@ -446,7 +447,7 @@ fn a_batch_knows_its_sequences() {
     assert_eq!(batch.tables(0).row(1), [3, 2]);
     assert_eq!(
         StepShape::from_batch(&batch),
-        StepShape { tokens: 4, sampled: 2, pooled: 1, injected: 0, sequences: vec![(3, 3), (1, 10)] }
+        StepShape { tokens: 4, sampled: 2, pooled: 1, sequences: vec![(3, 3), (1, 10)], ..StepShape::default() }
     );
     let memory = batch.token_ids.as_ptr();
     batch.clear();
@@ -468,7 +469,7 @@ proptest! {
         let flops = |step: &StepShape| op_cost(&program, &program.ops[4], step, ElementBytes::F32).flops;
         let chunks = (0..tokens).step_by(chunk).map(|start| {
             let end = (start + chunk).min(tokens);
-            flops(&StepShape { tokens: end - start, sampled: 0, pooled: 0, injected: 0, sequences: vec![(end - start, end)] })
+            flops(&StepShape { tokens: end - start, sequences: vec![(end - start, end)], ..StepShape::default() })
         });
         prop_assert_eq!(chunks.sum::<u64>(), flops(&StepShape::prefill(tokens)));
     }

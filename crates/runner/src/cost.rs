@@ -51,7 +51,7 @@ mod tests {
     fn the_parts_of_a_step_are_its_cost() {
         let (program, _) = TinyModel::default().build().unwrap();
         let cost = ProgramCost::new(StepPricer::new(&program, ElementBytes::HALF), None);
-        let shape = StepShape { tokens: 13, sampled: 3, pooled: 0, injected: 0, sequences: vec![(1, 9), (12, 20)] };
+        let shape = StepShape { tokens: 13, sampled: 3, sequences: vec![(1, 9), (12, 20)], ..StepShape::default() };
         let whole = cost.seconds(step_cost(&program, &shape, ElementBytes::HALF));
         let mut parts = cost.step();
         parts += cost.share(1, 9, 1);

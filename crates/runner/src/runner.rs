@@ -67,13 +67,13 @@ impl Runner {
         }
         let media_rows = images.map_or(0, |images| images.media_rows);
         let memory = MemoryPlan::new(backend.as_ref(), &program, &config, media_rows)?;
+        if let Some(AdapterLimits { slots, rank }) = config.adapters {
+            backend.allocate_adapters(slots, rank)?;
+        }
         let groups = program.kv_groups.len();
         backend.allocate_kv(config.block_size, &vec![memory.blocks; groups])?;
         if let Some(images) = images {
             backend.allocate_media(images.media_rows)?;
-        }
-        if let Some(AdapterLimits { slots, rank }) = config.adapters {
-            backend.allocate_adapters(slots, rank)?;
         }
         let max_in_flight = match config.async_scheduling {
             Some(two) => 1 + usize::from(two),
@@ -95,7 +95,8 @@ impl Runner {
             records_steps: backend.step_counts().is_some(),
         });
         let image_spec = images.map(ImageConfig::spec);
-        let pricer = StepPricer::new(&program, profile.elements);
+        let rank = config.adapters.map_or(0, |limits| limits.rank);
+        let pricer = StepPricer::new(&program, profile.elements).with_rank(rank);
         let meter = StepMeter::new(pricer.clone(), metrics, max_in_flight);
         let device = Device::new(backend, &program, &config, images.map(Images::new), meter);
         let thread = std::thread::Builder::new().name("octavo-device".into());

@@ -7,8 +7,9 @@ use octavo_kernels::manifest::{Chips, Instance};
 use octavo_kernels::params::{
     ActParams, AttentionParams, CopyBlocksParams, DequantizeParams, EmbedParams, EmbedTapsParams, ExpertLinearParams,
     ExpertSumParams, FillParams, GateRowsParams, GatherRowsParams, GluParams, LatentPostParams, LinearParams,
-    MediaRowsParams, NormParams, PagedDecodeParams, Params, PatchesParams, PoolRowsParams, QkvPostParams,
-    QuantLinearParams, QuantWeight, QuantizeParams, RouteParams, SamplingParams, SamplingRow, SortExpertsParams,
+    LoraParams, LoraPart, MediaRowsParams, NormParams, PagedDecodeParams, Params, PatchesParams, PoolRowsParams,
+    QkvPostParams, QuantLinearParams, QuantWeight, QuantizeParams, RouteParams, SamplingParams, SamplingRow,
+    SortExpertsParams,
 };
 use octavo_kernels::sources::Source;
 
@@ -55,6 +56,8 @@ fn structs_lie_as_in_c() {
     check(layout::<ExpertLinearParams>);
     check(layout::<ExpertSumParams>);
     check(layout::<GateRowsParams>);
+    check(layout::<LoraPart>);
+    check(layout::<LoraParams>);
     check(layout::<SamplingRow>);
     check(layout::<SamplingParams>);
     text += "}\n";

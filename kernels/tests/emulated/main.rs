@@ -15,6 +15,7 @@ mod latent;
 mod launcher;
 mod layout;
 mod linear;
+mod lora;
 mod machine;
 mod qkv_post;
 mod quantized;

@@ -8,7 +8,8 @@ use octavo_kernels::params::{KV_BLOCK, NO_SLOT};
 use octavo_ops::cost::ElementBytes;
 use octavo_ops::sampling::{SampleBatch, SampledToken};
 use octavo_ops::{
-    Backend, BackendError, DeviceProfile, EncodeBatch, KvGroup, Program, StepBatch, WeightSource, check_block_size,
+    AdapterSource, Backend, BackendError, DeviceProfile, EncodeBatch, KvGroup, Program, StepBatch, WeightSource,
+    check_block_size,
 };
 
 use crate::driver::{DeviceInfo, Driver, Gpu, Unavailable};
@@ -236,6 +237,17 @@ impl Backend for CudaBackend {
     fn logits(&self) -> Result<Vec<f32>, BackendError> {
         self.gpu.bind()?;
         self.model()?.logits()
+    }
+
+    fn allocate_adapters(&mut self, slots: usize, rank: usize) -> Result<(), BackendError> {
+        let graphs = self.config.graphs;
+        let model = self.bound()?;
+        model.allocate_adapters(slots, rank)?;
+        if graphs && model.has_kv() { model.record() } else { Ok(()) }
+    }
+
+    fn set_adapter(&mut self, slot: usize, adapter: &dyn AdapterSource) -> Result<(), BackendError> {
+        self.bound()?.set_adapter(slot, adapter)
     }
 
     fn copy_blocks(&mut self, group: usize, pairs: &[(u32, u32)]) -> Result<(), BackendError> {

@@ -28,6 +28,8 @@ pub struct CudaConfig {
     pub max_model_len: usize,
     /// Maximum number of patches of an image; 0 if no encoder of images will be loaded.
     pub max_patches: usize,
+    /// Room that is left to adapters beside the KV cache, if any will be allocated.
+    pub adapters: Option<AdapterRoom>,
     /// Amount of memory to use.
     pub memory: Memory,
     /// Whether steps in which all sequences decode are recorded as CUDA graphs at the start.
@@ -35,6 +37,15 @@ pub struct CudaConfig {
     /// Whether a row's bits are the same in every batch. Products then use our own kernels instead of cuBLASLt, and
     /// attention reads every key in one order in decode and prefill, which is slower.
     pub batch_invariant: bool,
+}
+
+/// Room for adapters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AdapterRoom {
+    /// Number of slots.
+    pub slots: usize,
+    /// Largest rank.
+    pub rank: usize,
 }
 
 /// Amount of the device's memory to use.
@@ -64,6 +75,7 @@ pub(crate) mod tests {
             max_rows: 128,
             max_model_len: 256,
             max_patches: 256,
+            adapters: None,
             memory: Memory::Share(0.5),
             graphs: true,
             batch_invariant: false,

@@ -109,6 +109,7 @@ impl Encoder {
             caches: std::slice::from_ref(&self.cache),
             media: media.rows(),
             patches: self.loaded.arena.at(self.loaded.layout.patches),
+            adapters: None,
         })
     }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use octavo_kernels::manifest::Dtype;
 use octavo_kernels::params::{
     AttentionParams, DequantizeParams, EmbedParams, GatherRowsParams, GluParams, NormParams, PagedDecodeParams, Params,
     QkvPostParams,
@@ -12,6 +13,7 @@ use octavo_ops::{BackendError, EmbedIds, Rows};
 use crate::build::{KernelId, Kernels};
 use crate::driver::Gpu;
 use crate::libraries::cublaslt::{CublasLt, bucket};
+use crate::lora::Adapters;
 use crate::lower::{Attention, CacheLayer, Stage};
 use crate::media::MediaRows;
 use crate::step::StepShape;
@@ -23,6 +25,8 @@ pub(crate) struct Machine {
     pub(crate) cublaslt: Option<CublasLt>,
     pub(crate) stages: Vec<Stage>,
     pub(crate) scratch: Scratch,
+    /// Element type of activations.
+    pub(crate) dtype: Dtype,
     /// Size of an element in bytes.
     pub(crate) element: u64,
 }
@@ -48,7 +52,7 @@ pub(crate) struct Cache {
 }
 
 /// The arrays of a step on the device, and its caches.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct Step<'a> {
     pub(crate) shape: StepShape,
     /// Address of the step's block.
@@ -59,6 +63,8 @@ pub(crate) struct Step<'a> {
     pub(crate) media: MediaRows,
     /// Address of an encoder's patches.
     pub(crate) patches: u64,
+    /// Slots of adapters, if there are any.
+    pub(crate) adapters: Option<&'a Adapters>,
 }
 
 impl Step<'_> {
@@ -165,6 +171,7 @@ impl Machine {
             Stage::Image(stage) => self.image(stage, step),
             Stage::Experts(stage) => self.experts(stage, step),
             Stage::Latent(stage) => self.latent(stage, step),
+            Stage::Lora(stage) => self.lora(stage, step),
         }
     }
 

@@ -12,6 +12,7 @@ use crate::arena::{Plan, Region};
 use crate::experts::{RoutingRegions, is_routing};
 use crate::libraries::cublaslt::{self, bucket};
 use crate::linear::{ROUNDED_ROWS, Setting};
+use crate::lora::Adapted;
 use crate::lower::block_elements;
 use crate::step::StepShape;
 use crate::unsupported;
@@ -73,6 +74,10 @@ impl Limits {
             merged: self.tokens / program.merge(),
             tapped: if has_taps(program) { self.tokens } else { 0 },
             channels: patch_cols(program),
+            adapted: match program.sites.is_empty() {
+                true => Default::default(),
+                false => [self.tokens, self.rows].map(|rows| Adapted { rows, tiles: rows }),
+            },
             streams: program.position_streams(),
             table_stride: self.table_stride(),
             tiles: self.tokens / PrefillPlan::QUERIES as usize + self.sequences,

@@ -32,6 +32,7 @@ mod layout;
 mod libraries;
 mod linear;
 mod loaded;
+mod lora;
 mod lower;
 mod media;
 mod model;
@@ -50,7 +51,7 @@ pub use backend::CudaBackend;
 pub use bench::{
     Ceilings, CeilingsBench, ExpertSizes, KernelBench, KernelBencher, KernelTime, ProductRate, Unmeasured,
 };
-pub use config::{CudaConfig, Memory};
+pub use config::{AdapterRoom, CudaConfig, Memory};
 pub use driver::{DeviceInfo, DriverError, Unavailable};
 pub use libraries::{Candidate, LibraryKind, OLDEST_CHIP, Unfit, Version, fits, named_folders};
 pub use octavo_kernels::manifest::{Chip, Dtype, PACKED, Target};

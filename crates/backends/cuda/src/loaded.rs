@@ -141,6 +141,7 @@ impl Loaded {
             cublaslt: opened.cublaslt(arena.at(layout.workspace)),
             stages,
             scratch: Scratch { values: arena.at(layout.values), rounded: (arena.at(codes), arena.at(scales)) },
+            dtype,
             element: dtype.bytes() as u64,
         };
         machine.plan_products(|rows| limits.most(program, rows));

@@ -17,6 +17,7 @@ use crate::images::ImageStage;
 use crate::latent::LatentStage;
 use crate::layout::{Layout, kv_groups, logits_stride};
 use crate::linear::{Product, ProductPart, Setting, Wanted};
+use crate::lora::LoraStage;
 use crate::unsupported;
 use crate::weights::{Part, Placed};
 
@@ -35,6 +36,7 @@ pub(crate) enum Stage {
     Image(ImageStage),
     Experts(ExpertStage),
     Latent(LatentStage),
+    Lora(LoraStage),
 }
 
 impl Stage {
@@ -133,7 +135,7 @@ impl Lowering<'_> {
             Op::Route(op) => self.route(op)?,
             Op::ExpertLinear(op) => self.expert_linear(op),
             Op::ExpertSum(op) => self.expert_sum(op),
-            Op::Lora(_) => return Err(unsupported("adapters")),
+            Op::Lora(op) => self.lora(op),
             Op::Sample { .. } => return Err(unsupported("sampling inside the forward pass")),
         })
     }

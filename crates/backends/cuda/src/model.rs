@@ -1,10 +1,10 @@
 //! A loaded model: its programs, its caches and its recorded steps.
 
-use octavo_kernels::params::KV_BLOCK;
+use octavo_kernels::params::{KV_BLOCK, LORA_MAX_RANK};
 use octavo_ops::sampling::{SampleBatch, SampledToken};
 use octavo_ops::{
-    BackendError, BufferId, EncodeBatch, Op, Program, ProgramKind, StepBatch, WeightSource, check_block_counts,
-    check_encoder,
+    AdapterSource, BackendError, BufferId, EncodeBatch, Op, Program, ProgramKind, StepBatch, WeightSource,
+    check_adapter, check_block_counts, check_encoder, check_sites,
 };
 
 use crate::arena::{Arena, Plan};
@@ -13,13 +13,14 @@ use crate::encoder::Encoder;
 use crate::forward::{Cache, Step};
 use crate::layout::{Limits, logits_stride};
 use crate::loaded::{Loaded, Opened, SLACK, Wanted};
+use crate::lora::{Adapted, AdapterPlan, Adapters, most_tiles};
 use crate::lower::block_elements;
 use crate::media::MediaCache;
 use crate::sample::{SampleKernels, Sampling};
 use crate::staged::Staged;
 use crate::step::{Filler, Plans, StepShape};
 use crate::texts::Texts;
-use crate::{NAME, failed};
+use crate::{AdapterRoom, Memory, NAME, failed};
 
 /// Numbers of sequences for which decode steps are recorded.
 const GRAPH_SEQUENCES: [usize; 16] = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256];
@@ -40,6 +41,9 @@ pub(crate) struct Model {
     texts: Option<Texts>,
     encoder: Option<Encoder>,
     media: MediaCache,
+    adapters: Option<Adapters>,
+    /// Number of bytes of the KV cache's memory that are kept for adapters.
+    reserved: u64,
     /// Memory of the KV cache.
     kv: Option<Arena>,
     caches: Vec<Cache>,
@@ -90,6 +94,8 @@ impl Model {
             loaded,
             encoder: None,
             media: MediaCache::default(),
+            adapters: None,
+            reserved: reserved(opened, program, &limits),
             kv: None,
             caches: Vec::new(),
             cache_sizes: Vec::new(),
@@ -133,7 +139,7 @@ impl Model {
 
     /// Returns the number of bytes that the programs leave to the KV cache and the media cache.
     pub(crate) fn kv_bytes(&self) -> u64 {
-        self.programs().last().map_or(0, |loaded| loaded.kv_bytes)
+        self.programs().last().map_or(0, |loaded| loaded.kv_bytes.saturating_sub(self.reserved))
     }
 
     /// Allocates zeroed blocks.
@@ -190,7 +196,36 @@ impl Model {
         self.media.read(&self.loaded.machine.gpu, rows)
     }
 
-    /// Records the steps in which all sequences decode, starting with the largest number of sequences. A program that
+    /// Allocates empty slots for adapters. Steps have to be recorded again.
+    pub(crate) fn allocate_adapters(&mut self, slots: usize, rank: usize) -> Result<(), BackendError> {
+        let Loaded { program, machine, limits, .. } = &self.loaded;
+        check_sites(NAME, program)?;
+        if rank > LORA_MAX_RANK as usize {
+            return Err(failed(format!("adapters may have a rank of {LORA_MAX_RANK} at most, not {rank}")));
+        }
+        self.graphs.clear();
+        self.adapters = None;
+        let plan = AdapterPlan::new(program, machine.dtype, (slots, rank), limits.tokens);
+        self.adapters = Some(Adapters::new(&machine.gpu, machine.dtype, plan)?);
+        Ok(())
+    }
+
+    /// Copies an adapter into a slot.
+    pub(crate) fn set_adapter(&mut self, slot: usize, adapter: &dyn AdapterSource) -> Result<(), BackendError> {
+        let slots = self.adapters.as_ref().map_or(0, Adapters::slots);
+        let Some(adapters) = self.adapters.as_mut().filter(|_| slot < slots) else {
+            return Err(failed(format!("there is no slot {slot} for adapters, only {slots}")));
+        };
+        check_adapter(NAME, &self.loaded.program, adapter, adapters.rank())?;
+        adapters.set(slot, adapter)
+    }
+
+    /// Returns whether the KV cache is allocated.
+    pub(crate) fn has_kv(&self) -> bool {
+        self.kv.is_some()
+    }
+
+    /// Records the steps in which all sequences decode, with and without adapters, starting with the largest number of sequences. A program that
     /// samples nothing has none.
     pub(crate) fn record(&mut self) -> Result<(), BackendError> {
         if self.loaded.program.kind() != ProgramKind::Decoder {
@@ -200,8 +235,10 @@ impl Model {
         let most = limits.sequences.min(limits.tokens).min(limits.rows);
         let mut sizes: Vec<_> = GRAPH_SEQUENCES.into_iter().filter(|&size| size < most).collect();
         sizes.push(most.min(GRAPH_SEQUENCES[GRAPH_SEQUENCES.len() - 1]));
+        let slots = self.adapters.as_ref().map_or(0, Adapters::slots);
+        self.graphs.clear();
         for &sequences in sizes.iter().rev() {
-            let shape = StepShape {
+            let base = StepShape {
                 tokens: sequences,
                 sequences,
                 sampled: sequences,
@@ -209,17 +246,22 @@ impl Model {
                 tiles: 0,
                 pooled: 0,
                 media: 0,
+                adapted: [Adapted::default(); 2],
                 ..limits.largest_step(&self.loaded.program)
             };
-            self.pad(&shape)?;
-            let (machine, step) = (&self.loaded.machine, self.step(shape));
-            // The step runs once first, because initialisation by a kernel or a library must not be part of the graph.
-            machine.run(&step)?;
-            machine.gpu.synchronize()?;
-            let graph = machine.gpu.capture(|| machine.run(&step))?;
-            self.graphs.insert(0, Recorded { shape, graph });
+            let most = Adapted { rows: sequences, tiles: most_tiles(sequences, slots) };
+            let adapted = (slots > 0).then_some(StepShape { adapted: [most; 2], ..base });
+            for shape in [Some(base), adapted].into_iter().flatten() {
+                self.pad(&shape)?;
+                let (machine, step) = (&self.loaded.machine, self.step(shape));
+                // The step runs once first, because initialisation by a kernel or a library must not be part of the graph.
+                machine.run(&step)?;
+                machine.gpu.synchronize()?;
+                let graph = machine.gpu.capture(|| machine.run(&step))?;
+                self.graphs.insert(0, Recorded { shape, graph });
+            }
         }
-        tracing::info!("graphs: decode steps of {} sizes are recorded, up to {most} sequences", self.graphs.len());
+        tracing::info!("graphs: decode steps of {} sizes are recorded, up to {most} sequences", sizes.len());
         Ok(())
     }
 
@@ -235,7 +277,14 @@ impl Model {
     /// Returns a step that has been copied to the device.
     fn step(&self, shape: StepShape) -> Step<'_> {
         let caches = self.texts.as_ref().map_or(&self.caches[..], |texts| std::slice::from_ref(texts.cache()));
-        Step { shape, address: self.loaded.step(), caches, media: self.media.rows(), patches: 0 }
+        Step {
+            shape,
+            address: self.loaded.step(),
+            caches,
+            media: self.media.rows(),
+            patches: 0,
+            adapters: self.adapters.as_ref(),
+        }
     }
 
     pub(crate) fn forward(&mut self, batch: &StepBatch) -> Result<(), BackendError> {
@@ -244,7 +293,7 @@ impl Model {
             kv: &self.cache_sizes,
             drawn: self.sampling.drawn(),
             media_rows: self.media.count(),
-            adapters: 0,
+            adapters: self.adapters.as_ref().map_or(0, Adapters::slots),
         };
         let program = &self.loaded.program;
         let checked = batch.check(program, memory);
@@ -282,6 +331,8 @@ impl Model {
             exact.sequences <= shape.sequences
                 && exact.table_stride <= shape.table_stride
                 && exact.splits <= shape.splits
+                && (exact.adapted[0].tiles > 0) == (shape.adapted[0].tiles > 0)
+                && exact.adapted[0].tiles <= shape.adapted[0].tiles
         };
         if decodes { self.graphs.iter().position(fits) } else { None }
     }
@@ -343,6 +394,16 @@ fn upload(
 ) -> Result<(), BackendError> {
     blocks.reverse();
     blocks[0].send(address, shape.words(), |out| filler.write(batch, shape, out))
+}
+
+/// Returns the number of bytes of a share of the memory that are kept for adapters.
+fn reserved(opened: &Opened<'_>, program: &Program, limits: &Limits) -> u64 {
+    match (opened.config.memory, opened.config.adapters) {
+        (Memory::Share(_), Some(AdapterRoom { slots, rank })) => {
+            AdapterPlan::new(program, opened.dtype, (slots, rank), limits.tokens).bytes()
+        }
+        _ => 0,
+    }
 }
 
 /// Returns the buffer of the logits.

@@ -2,7 +2,9 @@
 
 use octavo_kernels::params::{DRAWN_TOKEN, NO_SLOT};
 use octavo_kernels::plan::{DecodePlan, PrefillPlan, split_tokens};
-use octavo_ops::{EncodeBatch, StepBatch, TAPS};
+use octavo_ops::{EncodeBatch, Rows, StepBatch, TAPS};
+
+use crate::lora::{Adapted, AdaptedRows};
 
 /// Sizes that determine the layout of a step's block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,6 +41,8 @@ pub(crate) struct StepShape {
     pub(crate) tiles: usize,
     /// Number of splits of decode attention.
     pub(crate) splits: usize,
+    /// Rows with adapters: of the step, and of those that reach the head.
+    pub(crate) adapted: [Adapted; 2],
 }
 
 // Token ids are copied unchanged.
@@ -123,8 +127,19 @@ impl StepShape {
         self.tap_weights() + self.tapped * TAPS
     }
 
+    /// Returns the start of the tiles of rows with adapters, of the step (0) or of those that reach the head (1).
+    pub(crate) const fn adapted_tiles(&self, kind: usize) -> usize {
+        let start = self.channels() + aligned(2 * self.channels);
+        if kind == 0 { start } else { self.adapted_rows(0) + aligned(self.adapted[0].rows) }
+    }
+
+    /// Returns the start of the rows with adapters in the order of their tiles.
+    pub(crate) const fn adapted_rows(&self, kind: usize) -> usize {
+        self.adapted_tiles(kind) + aligned(self.adapted[kind].tile_words())
+    }
+
     pub(crate) const fn table(&self, group: usize) -> usize {
-        self.channels() + aligned(2 * self.channels) + group * aligned(self.sequences * self.table_stride)
+        self.adapted_rows(1) + aligned(self.adapted[1].rows) + group * aligned(self.sequences * self.table_stride)
     }
 
     pub(crate) const fn prefill_plan(&self) -> usize {
@@ -195,18 +210,26 @@ fn longest_table(batch: &StepBatch) -> usize {
 pub(crate) struct Filler {
     prefill: Vec<u32>,
     decode: Vec<u32>,
+    /// Rows with adapters: of the step, and of those that reach the head.
+    adapted: [AdaptedRows; 2],
 }
 
 impl Filler {
     /// Creates a filler with memory for steps with these numbers of tiles and splits.
     pub(crate) fn with_capacity(tiles: usize, splits: usize) -> Self {
-        Self { prefill: Vec::with_capacity(2 * tiles), decode: Vec::with_capacity(DecodePlan::len(splits)) }
+        Self {
+            prefill: Vec::with_capacity(2 * tiles),
+            decode: Vec::with_capacity(DecodePlan::len(splits)),
+            ..Self::default()
+        }
     }
 
     /// Plans a batch and returns its exact shape.
     pub(crate) fn plan(&mut self, batch: &StepBatch, streams: usize, plans: Plans) -> StepShape {
         self.prefill.clear();
         self.decode.clear();
+        let [all, sampled] = &mut self.adapted;
+        let adapted = [all.divide(batch, Rows::Tokens), sampled.divide(batch, Rows::Sampled)];
         let (mut tiles, mut splits) = (0, 0);
         match plans {
             Plans::None => {}
@@ -233,6 +256,7 @@ impl Filler {
             table_stride: longest_table(batch),
             tiles,
             splits,
+            adapted,
             ..StepShape::default()
         }
     }
@@ -275,6 +299,12 @@ impl Filler {
         for (at, injected) in batch.injected.iter().enumerate() {
             array(shape.media_rows() + at, &[injected.media], 1, 0);
             array(shape.injected_rows() + at, &[injected.row], 1, 0);
+        }
+        for (kind, AdaptedRows { tiles, rows, .. }) in self.adapted.iter().enumerate() {
+            if shape.adapted[kind].tiles > 0 {
+                array(shape.adapted_tiles(kind), tiles, tiles.len(), 0);
+                array(shape.adapted_rows(kind), rows, rows.len(), 0);
+            }
         }
         for group in 0..batch.block_tables.len() {
             let tables = batch.tables(group);
@@ -338,6 +368,7 @@ mod tests {
             table_stride: 3,
             tiles: 1,
             splits: 2,
+            adapted: [Adapted { rows: 5, tiles: 2 }, Adapted { rows: 1, tiles: 1 }],
         };
         let starts = [
             shape.token_ids(),
@@ -356,13 +387,19 @@ mod tests {
             shape.tap_rows(),
             shape.tap_weights(),
             shape.channels(),
+            shape.adapted_tiles(0),
+            shape.adapted_rows(0),
+            shape.adapted_tiles(1),
+            shape.adapted_rows(1),
             shape.table(0),
             shape.table(1),
             shape.prefill_plan(),
             shape.decode_plan(),
             shape.words(),
         ];
-        assert_eq!(starts, [0, 8, 24, 32, 40, 44, 48, 52, 56, 60, 68, 76, 80, 84, 88, 92, 100, 108, 116, 120, 132]);
+        let expected =
+            [0, 8, 24, 32, 40, 44, 48, 52, 56, 60, 68, 76, 80, 84, 88, 92, 100, 108, 116, 120, 124, 132, 140, 144, 156];
+        assert_eq!(starts, expected);
     }
 
     #[test]

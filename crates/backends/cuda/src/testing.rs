@@ -76,6 +76,7 @@ pub fn config() -> CudaConfig {
         max_rows: 256,
         max_model_len: 512,
         max_patches: 512,
+        adapters: None,
         memory: Memory::KvCache(16 << 20),
         graphs: false,
         batch_invariant: false,

@@ -318,7 +318,7 @@ impl Loader<'_> {
     }
 }
 
-fn bytes_of(words: &mut [u32]) -> &mut [u8] {
+pub(crate) fn bytes_of(words: &mut [u32]) -> &mut [u8] {
     // SAFETY: numbers have no padding; bytes have no alignment; the borrow is exclusive.
     unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), size_of_val(words)) }
 }
@@ -341,13 +341,18 @@ fn plain(data: TensorData<'_>) -> Result<TensorData<'_>, StorageType> {
 /// Converts elements to another type. Returns `false` if a finite one has become infinite.
 fn convert(storage: StorageType, bytes: &[u8], dtype: Dtype, out: &mut [u8]) -> bool {
     match storage {
-        StorageType::F16 => write(bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()), dtype, out),
-        StorageType::BF16 => write(bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()), dtype, out),
-        _ => write(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)), dtype, out),
+        StorageType::F16 => {
+            write_numbers(bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()), dtype, out)
+        }
+        StorageType::BF16 => {
+            write_numbers(bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()), dtype, out)
+        }
+        _ => write_numbers(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)), dtype, out),
     }
 }
 
-fn write(values: impl Iterator<Item = f32>, dtype: Dtype, out: &mut [u8]) -> bool {
+/// Writes numbers in a type. Returns `false` if a finite one has become infinite.
+pub(crate) fn write_numbers(values: impl Iterator<Item = f32>, dtype: Dtype, out: &mut [u8]) -> bool {
     let mut whole = true;
     match dtype {
         Dtype::F32 => out.as_chunks_mut().0.iter_mut().zip(values).for_each(|(out, x)| *out = x.to_le_bytes()),

@@ -31,6 +31,7 @@ fn config(dtype: Dtype) -> Option<CudaConfig> {
             max_rows: 512,
             max_model_len: 1024,
             max_patches: 1024,
+            adapters: None,
             memory: Memory::KvCache(64 << 20),
             graphs: false,
             batch_invariant: false,
@@ -125,6 +126,22 @@ fn inputs_are_rounded_to_fp8_where_warps_multiply_it() {
 fn greedy_tokens_of_checkpoints_are_those_of_candle() {
     let Some(config) = config(Dtype::F32) else { return };
     checkpoints::agree(|graphs| open(CudaConfig { max_num_seqs: 2, graphs, ..config.clone() }));
+}
+
+#[test]
+fn what_adapters_add_is_near_the_naive_sums() {
+    for (dtype, worst, mean) in [(Dtype::F32, 3e-4, 2e-5), (Dtype::F16, 0.016, 3e-3), (Dtype::Bf16, 0.12, 0.02)] {
+        let Some(config) = config(dtype) else { continue };
+        for tokens in [1, 40, 100] {
+            let near =
+                |suite: &octavo_ops::testing::suite::Suite<'_>| suite.near_adapted(&wide(), tokens, Rounding::F32, 0.0);
+            with_suite(&config, worst, mean, near).unwrap();
+        }
+        for graphs in [false, true] {
+            let config = CudaConfig { batch_invariant: true, graphs, ..config.clone() };
+            with_suite(&config, 1.0, 1.0, |suite| suite.same_bits_adapted(&wide(), 11)).unwrap();
+        }
+    }
 }
 
 #[test]

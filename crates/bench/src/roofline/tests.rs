@@ -128,7 +128,7 @@ fn steps_are_repeated_on_keys_that_are_there() {
     assert!(times[2].seconds.unwrap().1 >= 2e-3, "both chunks of the prompt");
     // The bound is that of the steps, each with its own weights.
     let shape =
-        |tokens, context| StepShape { tokens, sampled: 1, pooled: 0, injected: 0, sequences: vec![(tokens, context)] };
+        |tokens, context| StepShape { tokens, sampled: 1, sequences: vec![(tokens, context)], ..StepShape::default() };
     let parts = [shape(32, 32), shape(18, 50)].map(|shape| step_cost(&program, &shape, ElementBytes::HALF));
     assert_eq!(times[2].cost.flops, parts[0].flops + parts[1].flops);
     let bound = parts.iter().map(|cost| cost.bound_seconds(&PEAKS)).sum::<f64>();

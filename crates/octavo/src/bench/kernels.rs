@@ -108,6 +108,7 @@ pub(super) fn config(dtype: Dtype) -> Result<CudaConfig> {
         max_rows: 1,
         max_model_len: 1,
         max_patches: 0,
+        adapters: None,
         memory: Memory::Share(1.0),
         graphs: false,
         batch_invariant: false,

@@ -22,7 +22,7 @@ pub(crate) struct AdapterArgs {
 
     /// Maximum number of different adapters in a step.
     ///
-    /// Requests with further ones wait. The base model does not count.
+    /// Requests with further ones wait. The base model does not count. On a GPU, memory is kept for as many.
     #[arg(long, value_parser = values::count, default_value = "1", value_name = "N")]
     pub(crate) max_loras: usize,
 

@@ -11,7 +11,6 @@ use octavo_server::{AdapterLoadError, AdapterLoader, AdapterSource, Adapters};
 use tracing::{info, warn};
 
 use crate::cli::{AdapterArgs, LoraModule};
-use crate::serve::device::Choice;
 use crate::serve::model::LoadedModel;
 use crate::serve::settings::Settings;
 use crate::system::human_bytes;
@@ -22,16 +21,13 @@ const MAX_RANK: usize = 256;
 /// The room for adapters, if they are enabled.
 ///
 /// # Errors
-/// Flags contradict each other, or the device serves no adapters.
-pub(crate) fn limits(args: &AdapterArgs, choice: &Choice) -> Result<Option<AdapterLimits>> {
+/// Flags contradict each other, or ask for more than there is.
+pub(crate) fn limits(args: &AdapterArgs) -> Result<Option<AdapterLimits>> {
     if !args.enable_lora {
         if !args.lora_modules.is_empty() {
             bail!("--lora-modules needs --enable-lora");
         }
         return Ok(None);
-    }
-    if matches!(choice, Choice::Cuda) {
-        bail!("--enable-lora: adapters are served on processors only; add --device cpu");
     }
     if args.max_lora_rank > MAX_RANK {
         bail!("--max-lora-rank {}: the largest rank is {MAX_RANK}", args.max_lora_rank);

@@ -6,13 +6,15 @@ use anyhow::{Context, Result, bail};
 #[cfg(feature = "candle")]
 use octavo_backend_candle::CandleBackend;
 use octavo_backend_cpu::{CpuBackend, CpuConfig, KvDtype, WeightDtype};
-use octavo_backend_cuda::{CudaBackend, CudaConfig, DeviceInfo, Memory, named_folders, probe};
+use octavo_backend_cuda::{AdapterRoom, CudaBackend, CudaConfig, DeviceInfo, Memory, named_folders, probe};
 use octavo_models::ResolveOptions;
 use octavo_ops::{Backend, Program};
+use octavo_runner::AdapterLimits;
 use tracing::{info, warn};
 
 use crate::cli::{ComposeArgs, Device, Dtype, EngineArgs};
 use crate::kernels;
+use crate::serve::adapters;
 use crate::serve::granted::Surroundings;
 use crate::serve::images::Vision;
 use crate::serve::model::{LoadedModel, ModelFiles};
@@ -318,6 +320,7 @@ fn cuda_backend(args: &ComposeArgs, files: &ModelFiles) -> Result<CudaBackend> {
         max_rows: octavo_runner::max_rows(limits.max_num_seqs),
         max_model_len,
         max_patches,
+        adapters: adapters::limits(&args.adapters)?.map(|AdapterLimits { slots, rank }| AdapterRoom { slots, rank }),
         memory,
         graphs: !limits.enforce_eager,
         batch_invariant: limits.batch_invariant,

@@ -201,7 +201,7 @@ pub(crate) fn load_model(args: &ComposeArgs) -> Result<BareModel> {
 fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     let limits = &args.engine;
     let choice = device::choose(args)?;
-    let adapter_limits = adapters::limits(&args.adapters, &choice)?;
+    let adapter_limits = adapters::limits(&args.adapters)?;
     let files = ModelFiles::open(args)?;
     let (mut model, Computer { backend, device, mut steps, kv_bytes, kv_cache_dtype, .. }) =
         device::load(&choice, args, files)?;

@@ -65,6 +65,7 @@ impl<'a> Cases<'a> {
     pub(super) fn all(&mut self, with_library: bool) {
         self.products(with_library);
         self.experts();
+        self.lora();
         self.attention();
         self.rows();
         self.sampling();
@@ -151,7 +152,7 @@ impl<'a> Cases<'a> {
 }
 
 /// Concatenated integer arrays.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Tables {
     words: Vec<u32>,
 }

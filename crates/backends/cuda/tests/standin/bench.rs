@@ -73,6 +73,7 @@ fn every_family_of_kernels_is_measured_on_every_chip() {
             "gemm",
             "gemv",
             "glu",
+            "lora",
             "mmvq",
             "norm",
             "paged",
@@ -107,6 +108,10 @@ fn bytes_and_flops_are_those_of_the_sizes() {
     // Two rows choose four of the eight experts.
     let bytes = 2 * (4 * 64 * 64 + 2 * 64 + 4 * 64);
     assert_eq!(of("expert_gemv_bf16", "8 experts 64x64, 2 rows of 2"), (bytes, 2 * 4 * 64 * 64));
+    // The matrices of two adapters of rank 16 with three parts; two rows have one each.
+    let what = "qkv 512x64, 2 adapters, 2 rows";
+    assert_eq!(of("lora_shrink_bf16", what), (2 * (2 * 16 * 3 * 64 + 2 * 64), 2 * 2 * 16 * 3 * 64));
+    assert_eq!(of("lora_expand_bf16", what), (2 * (2 * 16 * 512 + 2 * 2 * 512), 2 * 2 * 16 * 512));
     // The bytes are keys and values of two heads of 64, and queries and outputs of four.
     assert_eq!(of("paged_decode", "2 sequences of 300 tokens"), (2 * 2 * (300 * 2 * 128 + 2 * 256), 4 * 2 * 300 * 256));
     assert_eq!(of("paged_prefill", "a prompt of 70 tokens"), (2 * 70 * (2 * 128 + 2 * 256), 4 * 256 * 70 * 71 / 2));

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
+mod adapters;
 mod bench;
 mod checkpoints;
 #[path = "../common/mod.rs"]
