@@ -45,5 +45,6 @@ pub use program::{
     Weight, WeightId, WeightPart,
 };
 pub use storage::{
-    Decoder, E2M1_DOUBLED, FP4_VALUES, IQ4_VALUES, NF4_VALUES, StorageType, e4m3, e8m0_halved, iq4_xs_factor, to_e4m3,
+    Decoder, E2M1_DOUBLED, FP4_VALUES, IQ4_VALUES, NF4_VALUES, StorageType, e4m3, e8m0_halved, iq4_xs_factor,
+    nvfp4_scale, to_e4m3,
 };

@@ -28,8 +28,8 @@ const FOLDERS: [(&str, StorageType); 21] = [
     ("fp8-block-32", StorageType::F8E4M3),
     ("fp4", StorageType::Fp4),
     ("gptq-2", StorageType::Int4),
-    ("nvfp4", StorageType::F32),
-    ("modelopt-nvfp4", StorageType::F32),
+    ("nvfp4", StorageType::Nvfp4),
+    ("modelopt-nvfp4", StorageType::Nvfp4),
     ("mxfp4", StorageType::Mxfp4),
 ];
 

@@ -249,6 +249,7 @@ pub(crate) fn load(choice: &Choice, args: &ComposeArgs, mut files: ModelFiles) -
         }
         Choice::Cuda => {
             let mut backend = cuda_backend(args, &files)?;
+            quantised::describe_unpacked(&files.program, backend.dtype());
             let model = files.load(args, &mut backend)?;
             let (device, kv_bytes) = (backend.device().name.clone(), backend.kv_bytes());
             info!(

@@ -1,5 +1,7 @@
 //! Quantised weights: what an operator expects, and what is kept of them.
 
+use std::fmt::Display;
+
 use anyhow::{Result, bail};
 use octavo_models::{Checkpoint, Format, KvScheme, StorageTotal};
 use octavo_ops::{Program, StorageType};
@@ -51,6 +53,15 @@ pub(super) fn describe_kv_scales(program: &Program) {
         );
     } else {
         info!("KV cache: fp8 with the scales of the checkpoint");
+    }
+}
+
+/// Says which quantised matrices a GPU keeps in `dtype`, because no kernel reads their type.
+pub(super) fn describe_unpacked(program: &Program, dtype: impl Display) {
+    let parts = || program.weights.iter().flat_map(|weight| &weight.parts);
+    let count = parts().filter(|part| part.storage == StorageType::Nvfp4).count();
+    if count > 0 {
+        info!("quantisation: {count} matrices of the type NVFP4 are kept in {dtype} on a GPU");
     }
 }
 

@@ -72,6 +72,12 @@ pub const fn e4m3(code: u8) -> f32 {
     if code & 0x80 != 0 { -magnitude } else { magnitude }
 }
 
+/// Returns the scale of half a block of [`StorageType::Nvfp4`]: its e4m3 code times that of the whole matrix, or divided by the
+/// magnitude of that if it is negative. The formats differ in this, and so do the bits of their scales.
+pub const fn nvfp4_scale(whole: f32, code: u8) -> f32 {
+    if whole < 0.0 { e4m3(code) / -whole } else { e4m3(code) * whole }
+}
+
 /// Returns the nearest e4m3 code, ties to even. Numbers beyond ±448 become ±448, and NaN stays NaN.
 pub fn to_e4m3(x: f32) -> u8 {
     let magnitude = x.abs().min(448.0);
@@ -104,6 +110,7 @@ pub(super) const fn decoder(storage: StorageType) -> Option<Decoder> {
         StorageType::Q4_0 => q4_0,
         StorageType::Q8_0 => q8_0,
         StorageType::Mxfp4 => mxfp4,
+        StorageType::Nvfp4 => nvfp4,
         StorageType::Iq4Nl => iq4_nl,
         StorageType::Iq4Xs => iq4_xs,
         StorageType::Int4 => int4,
@@ -146,6 +153,17 @@ fn mxfp4(blocks: &[u8], out: &mut [f32]) {
     for ([exponent, codes @ ..], out) in blocks.as_chunks::<17>().0.iter().zip(out.as_chunks_mut::<GROUP>().0) {
         let scale = e8m0_halved(*exponent);
         out.iter_mut().zip(nibbles(codes)).for_each(|(out, code)| *out = f32::from(E2M1_DOUBLED[code]) * scale);
+    }
+}
+
+fn nvfp4(blocks: &[u8], out: &mut [f32]) {
+    let blocks = blocks.as_chunks::<22>().0.iter();
+    for ([a, b, c, d, low, high, codes @ ..], out) in blocks.zip(out.as_chunks_mut::<GROUP>().0) {
+        let whole = f32::from_le_bytes([*a, *b, *c, *d]);
+        let scales = [*low, *high].map(|code| nvfp4_scale(whole, code));
+        for (k, (out, code)) in out.iter_mut().zip(nibbles(codes)).enumerate() {
+            *out = f32::from(E2M1_DOUBLED[code]) / 2.0 * scales[k * 2 / GROUP];
+        }
     }
 }
 
@@ -231,6 +249,21 @@ mod tests {
             decode(&vec![0; 2 * storage.block_bytes()], &mut out);
             assert!(out.iter().all(|x| *x == 0.0), "{storage}");
         }
+    }
+
+    #[test]
+    fn halves_of_nvfp4_have_a_scale_each() {
+        let read = |whole: f32| {
+            let mut block = [0x32; 22];
+            block[..4].copy_from_slice(&whole.to_le_bytes());
+            // 1 and −2 in e4m3.
+            block[4..6].copy_from_slice(&[0x38, 0xc0]);
+            let mut out = [f32::NAN; GROUP];
+            nvfp4(&block, &mut out);
+            (out[0], out[15], out[16], out[31])
+        };
+        assert_eq!(read(0.3), (0.3, 0.3, 1.5 * (-2.0 * 0.3), 1.5 * (-2.0 * 0.3)), "a factor");
+        assert_eq!(read(-0.7), (1.0 / 0.7, 1.0 / 0.7, 1.5 * (-2.0 / 0.7), 1.5 * (-2.0 / 0.7)), "a divisor");
     }
 
     #[test]

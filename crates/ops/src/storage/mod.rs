@@ -5,7 +5,7 @@ mod decode;
 use std::fmt;
 
 pub use decode::{
-    Decoder, E2M1_DOUBLED, FP4_VALUES, IQ4_VALUES, NF4_VALUES, e4m3, e8m0_halved, iq4_xs_factor, to_e4m3,
+    Decoder, E2M1_DOUBLED, FP4_VALUES, IQ4_VALUES, NF4_VALUES, e4m3, e8m0_halved, iq4_xs_factor, nvfp4_scale, to_e4m3,
 };
 
 /// Storage type of (a part of) a weight, with the block sizes of the GGML formats.
@@ -41,6 +41,9 @@ pub enum StorageType {
     Q6K,
     /// 4-bit floating-point blocks of 32 (e2m1) with a power of two as scale (e8m0): MXFP4.
     Mxfp4,
+    /// 4-bit floating-point blocks of 32 (e2m1): NVFP4. An f32 that is the same in all blocks of a matrix ([`nvfp4_scale`]), an
+    /// e4m3 scale of each half, and codes as in Q4_0.
+    Nvfp4,
     /// 4-bit blocks of 32 with an f16 scale. Codes are indices of [`IQ4_VALUES`].
     Iq4Nl,
     /// 4-bit super-blocks of 256 with the codes of [`StorageType::Iq4Nl`].
@@ -60,7 +63,7 @@ pub enum StorageType {
 
 impl StorageType {
     /// All storage types, in the order of the enum.
-    pub const ALL: [StorageType; 21] = [
+    pub const ALL: [StorageType; 22] = [
         StorageType::F32,
         StorageType::F16,
         StorageType::BF16,
@@ -75,6 +78,7 @@ impl StorageType {
         StorageType::Q5K,
         StorageType::Q6K,
         StorageType::Mxfp4,
+        StorageType::Nvfp4,
         StorageType::Iq4Nl,
         StorageType::Iq4Xs,
         StorageType::Int4,
@@ -89,7 +93,7 @@ impl StorageType {
         match self {
             Self::F32 | Self::F16 | Self::BF16 => 1,
             Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Mxfp4 | Self::Iq4Nl => 32,
-            Self::Int4 | Self::Int8 | Self::F8E4M3 | Self::Nf4 | Self::Fp4 => 32,
+            Self::Int4 | Self::Int8 | Self::F8E4M3 | Self::Nf4 | Self::Fp4 | Self::Nvfp4 => 32,
             Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs => 256,
         }
     }
@@ -102,7 +106,7 @@ impl StorageType {
             Self::Q4_0 | Self::Iq4Nl => 18,
             Self::Int4 => 19,
             Self::Q4_1 | Self::Nf4 | Self::Fp4 => 20,
-            Self::Q5_0 => 22,
+            Self::Q5_0 | Self::Nvfp4 => 22,
             Self::Q5_1 => 24,
             Self::Q8_0 => 34,
             Self::F8E4M3 => 36,
@@ -147,6 +151,7 @@ impl StorageType {
             Self::Q5K => "Q5_K",
             Self::Q6K => "Q6_K",
             Self::Mxfp4 => "MXFP4",
+            Self::Nvfp4 => "NVFP4",
             Self::Iq4Nl => "IQ4_NL",
             Self::Iq4Xs => "IQ4_XS",
             Self::Int4 => "INT4",

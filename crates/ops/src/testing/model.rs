@@ -467,6 +467,11 @@ fn set_other_scale(storage: StorageType, block: &mut [u8], scale: f32, rng: &mut
     match storage {
         // The largest code is 6.
         StorageType::Mxfp4 => block[0] = (127.0 + (scale / 6.0).log2().floor()) as u8 - rng.below(3) as u8,
+        StorageType::Nvfp4 => {
+            // The largest scale is 448. All blocks of a matrix have the same factor.
+            block[..4].copy_from_slice(&(scale / (6.0 * 448.0)).to_le_bytes());
+            block[4..6].iter_mut().for_each(|code| *code = 0x60 + *code % 0x1f);
+        }
         StorageType::Int4 => block[2] %= 16,
         StorageType::Int8 => put(block, 1.0 / 128.0),
         StorageType::Nf4 | StorageType::Fp4 => put(block, 1.0),
@@ -483,7 +488,7 @@ fn set_other_scale(storage: StorageType, block: &mut [u8], scale: f32, rng: &mut
 /// enough.
 const fn scales_of(storage: StorageType) -> &'static [(usize, f32)] {
     match storage {
-        StorageType::F32 | StorageType::F16 | StorageType::BF16 | StorageType::Mxfp4 => &[],
+        StorageType::F32 | StorageType::F16 | StorageType::BF16 | StorageType::Mxfp4 | StorageType::Nvfp4 => &[],
         StorageType::Int8 | StorageType::F8E4M3 | StorageType::Nf4 | StorageType::Fp4 => &[],
         StorageType::Int4 => &[(0, 1.0 / 16.0)],
         StorageType::Iq4Nl => &[(0, 1.0 / 128.0)],

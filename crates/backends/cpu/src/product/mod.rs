@@ -35,7 +35,7 @@ use crate::rows::GROUP;
 use crate::tiles::{self, Strided, Tiles};
 #[cfg(target_arch = "x86_64")]
 use crate::weights::Numbers;
-use crate::weights::{Codes, Layout, Matrix, PANEL, PanelKind, Panels, Part};
+use crate::weights::{Codes, Layout, Matrix, PANEL, PanelKind, Panels, Part, Scales};
 
 /// Number of panels in a piece of work: large enough that taking pieces costs nothing, small enough that threads finish
 /// together.
@@ -460,7 +460,12 @@ fn quant_halves(part: &Part, panels: Range, input: &Quant<'_>, rows: Range, stor
     for first in rows.clone().step_by(TILE) {
         let tile = &mut tile.0[..(rows.end - first).min(TILE)];
         for panel in panels.clone() {
-            plain::multiply_halves(part.panel(panel), &part.layout, input, first, tile);
+            match part.layout.kind {
+                PanelKind::Quant(_, Scales::Pair) => {
+                    plain::multiply_pairs(part.panel(panel), &part.layout, input, first, tile);
+                }
+                _ => plain::multiply_halves(part.panel(panel), &part.layout, input, first, tile),
+            }
             store(first, panel, tile);
         }
     }

@@ -1,13 +1,14 @@
 //! The kernels in plain Rust. Those of integers serve processors without a kernel of their own.
 
 use half::f16;
-use octavo_ops::e8m0_halved;
+use octavo_ops::{e4m3, e8m0_halved};
 
 use super::{GROUP_CODES, GROUP_SCALES, Quant};
 use crate::memory::LINE;
 use crate::rows::{GROUP, LOW_BITS, fma};
 use crate::weights::{
-    Codes, E2M1_CODES, E2M1_OFFSET, HALVES_OFFSET, IQ4_CODES, IQ4_OFFSET, Layout, PANEL, PanelKind, STEPS, Scales,
+    Codes, E2M1_CODES, E2M1_OFFSET, E4M3_OVER_F16, HALVES_OFFSET, IQ4_CODES, IQ4_OFFSET, Layout, PANEL, PanelKind,
+    STEPS, Scales,
 };
 
 /// Converts codes to bytes and scales to f32.
@@ -82,7 +83,7 @@ fn scale_at(panel: &[u8], layout: &Layout, kind: Scales, group: usize, row: usiz
             let scale = f32::from_le_bytes(scale);
             (scale, -f32::from(panel[at + 4 * PANEL + row]) * scale)
         }
-        Scales::Halves => unreachable!("such a group has two"),
+        Scales::Halves | Scales::Pair => unreachable!("such a group has two"),
         Scales::Super => {
             let supers = layout.supers_at(kind, group);
             let (scale, min) = (f32::from(panel[at + row]), f32::from(panel[at + PANEL + row]));
@@ -168,6 +169,47 @@ pub(super) fn multiply_halves(
     }
 }
 
+/// Multiplies rows from `first` on with a panel in its stored layout whose groups have an e4m3 scale for each half. The halves
+/// are added one after the other.
+pub(super) fn multiply_pairs(
+    panel: &[u8],
+    layout: &Layout,
+    input: &Quant<'_>,
+    first: usize,
+    tile: &mut [[f32; PANEL]],
+) {
+    tile.iter_mut().for_each(|result| *result = [0.0; PANEL]);
+    let mut codes = [0; GROUP_CODES];
+    for group in 0..layout.groups() {
+        unpack_codes(panel, layout, Codes::E2m1, group, &mut codes);
+        for (row, result) in (first..).zip(tile.iter_mut()) {
+            let row = input.row(row);
+            let (a, a_scale) = (joined(&row.codes[group]), row.scales[group]);
+            for (half, total) in row.totals[group].into_iter().enumerate() {
+                let mut sums = [-i32::from(E2M1_OFFSET) * total; PANEL];
+                for step in half * STEPS / 2..(half + 1) * STEPS / 2 {
+                    for (lane, sum) in sums.iter_mut().enumerate() {
+                        for i in 0..4 {
+                            *sum += i32::from(codes[(step * PANEL + lane) * 4 + i]) * i32::from(a[step * 4 + i]);
+                        }
+                    }
+                }
+                for lane in 0..PANEL {
+                    let scale = half_scale(panel, layout, (group, half), lane);
+                    result[lane] = fma::<false>(sums[lane] as f32, scale * a_scale, result[lane]);
+                }
+            }
+        }
+    }
+}
+
+/// Returns the scale of a row in half a group.
+fn half_scale(panel: &[u8], layout: &Layout, (group, half): (usize, usize), row: usize) -> f32 {
+    let at = layout.supers_at(Scales::Pair, group) + 4 * row;
+    let factor = f32::from_le_bytes([panel[at], panel[at + 1], panel[at + 2], panel[at + 3]]);
+    e4m3(panel[layout.scales_at(Scales::Pair, group) + half * PANEL + row]) / E4M3_OVER_F16 * factor
+}
+
 /// Returns the super-block's scales and the factors of the halves of a group.
 fn halves(panel: &[u8], layout: &Layout, group: usize) -> ([f32; PANEL], [[i32; PANEL]; 2]) {
     let (supers, at) = (layout.supers_at(Scales::Halves, group), layout.scales_at(Scales::Halves, group));
@@ -186,6 +228,11 @@ pub(super) fn read_quant(panel: &[u8], layout: &Layout, lane: usize, out: &mut [
             for (k, out) in out.iter_mut().enumerate() {
                 let code = i32::from(code_at(panel, layout, codes, group, k, lane)) - HALVES_OFFSET;
                 *out = scales[lane] * (factors[k * 2 / GROUP][lane] * code) as f32;
+            }
+        } else if scales == Scales::Pair {
+            for (k, out) in out.iter_mut().enumerate() {
+                let code = i32::from(code_at(panel, layout, codes, group, k, lane)) - i32::from(E2M1_OFFSET);
+                *out = half_scale(panel, layout, (group, k * 2 / GROUP), lane) * code as f32;
             }
         } else {
             let (scale, min) = scale_at(panel, layout, scales, group, lane);

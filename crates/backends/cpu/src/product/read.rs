@@ -15,6 +15,9 @@ pub(super) trait Panel: Copy {
     /// Whether each half of a group has a factor and there is no minimum.
     const HALVES: bool;
 
+    /// Whether each half of a group has a scale and there is no minimum.
+    const PAIRED: bool;
+
     /// Returns the codes of four inputs of a group: one register of words, one for each row.
     ///
     /// # Safety
@@ -33,6 +36,12 @@ pub(super) trait Panel: Copy {
     /// The conditions of [`Panel::step`] apply.
     unsafe fn factors(self, group: usize) -> [__m512i; 2];
 
+    /// Returns the scales of a group's halves, if it has any.
+    ///
+    /// # Safety
+    /// The conditions of [`Panel::step`] apply.
+    unsafe fn pair(self, group: usize) -> [__m512; 2];
+
     /// Prefetches the data `panels` panels after this group.
     fn prefetch(self, group: usize, panels: usize);
 }
@@ -49,6 +58,7 @@ pub(super) trait ReadCodes: Copy {
 /// Reads the scales of a stored panel.
 pub(super) trait ReadScales: Copy {
     const HALVES: bool = false;
+    const PAIRED: bool = false;
 
     /// # Safety
     /// The conditions of [`Panel::step`] apply.
@@ -57,6 +67,12 @@ pub(super) trait ReadScales: Copy {
     /// # Safety
     /// The conditions of [`Panel::step`] apply.
     unsafe fn factors(_: *const u8, _: &Layout, _: usize) -> [__m512i; 2] {
+        unreachable!("a group has one scale")
+    }
+
+    /// # Safety
+    /// The conditions of [`Panel::step`] apply.
+    unsafe fn pair(_: *const u8, _: &Layout, _: usize) -> [__m512; 2] {
         unreachable!("a group has one scale")
     }
 }
@@ -86,6 +102,7 @@ impl<'a, C: ReadCodes, S: ReadScales> Packed<'a, C, S> {
 impl<C: ReadCodes, S: ReadScales> Panel for Packed<'_, C, S> {
     const NARROW: bool = C::NARROW;
     const HALVES: bool = S::HALVES;
+    const PAIRED: bool = S::PAIRED;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
@@ -106,6 +123,13 @@ impl<C: ReadCodes, S: ReadScales> Panel for Packed<'_, C, S> {
     unsafe fn factors(self, group: usize) -> [__m512i; 2] {
         // SAFETY: the caller guarantees this.
         unsafe { S::factors(self.at, self.layout, group) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn pair(self, group: usize) -> [__m512; 2] {
+        // SAFETY: the caller guarantees this.
+        unsafe { S::pair(self.at, self.layout, group) }
     }
 
     #[inline]
@@ -138,6 +162,7 @@ impl<const NARROW: bool> Unpacked<NARROW> {
 impl<const NARROW: bool> Panel for Unpacked<NARROW> {
     const NARROW: bool = NARROW;
     const HALVES: bool = false;
+    const PAIRED: bool = false;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
@@ -157,6 +182,10 @@ impl<const NARROW: bool> Panel for Unpacked<NARROW> {
     }
 
     unsafe fn factors(self, _: usize) -> [__m512i; 2] {
+        unreachable!("a group has one scale")
+    }
+
+    unsafe fn pair(self, _: usize) -> [__m512; 2] {
         unreachable!("a group has one scale")
     }
 
@@ -191,6 +220,8 @@ pub(super) struct Zero;
 pub(super) struct Wide;
 #[derive(Clone, Copy)]
 pub(super) struct Power;
+#[derive(Clone, Copy)]
+pub(super) struct Pair;
 
 impl ReadCodes for Four {
     const NARROW: bool = true;
@@ -384,6 +415,36 @@ impl ReadScales for Halves {
             [at, at.add(PANEL)].map(|at| _mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast())))
         }
     }
+}
+
+impl ReadScales for Pair {
+    const PAIRED: bool = true;
+
+    unsafe fn scales(_: *const u8, _: &Layout, _: usize) -> (__m512, __m512) {
+        unreachable!("each half has its own")
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn pair(panel: *const u8, layout: &Layout, group: usize) -> [__m512; 2] {
+        // SAFETY: the caller guarantees this.
+        unsafe {
+            let at = panel.add(layout.scales_at(Scales::Pair, group));
+            let factor = _mm512_loadu_ps(panel.add(layout.supers_at(Scales::Pair, group)).cast());
+            [_mm512_mul_ps(small(at), factor), _mm512_mul_ps(small(at.add(PANEL)), factor)]
+        }
+    }
+}
+
+/// Reads sixteen e4m3 numbers, over [`E4M3_OVER_F16`](crate::weights::E4M3_OVER_F16).
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn small(at: *const u8) -> __m512 {
+    // SAFETY: the caller guarantees this.
+    let codes = unsafe { _mm256_cvtepi8_epi16(_mm_loadu_si128(at.cast())) };
+    // The sign is extended to the left of the exponent, and masked between.
+    let mask = _mm256_set1_epi16(0xbf80_u16 as i16);
+    _mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16::<7>(codes), mask))
 }
 
 #[inline]

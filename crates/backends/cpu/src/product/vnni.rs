@@ -5,13 +5,13 @@
 use std::arch::x86_64::*;
 
 use super::read::{
-    E2m1, Eight, Five, Fixed, Four, Halves, Iq4, Packed, Panel, Power, ReadCodes, ReadScales, Signed, Six, Super, Two,
-    Unpacked, Wide, Zero,
+    E2m1, Eight, Five, Fixed, Four, Halves, Iq4, Packed, Pair, Panel, Power, ReadCodes, ReadScales, Signed, Six, Super,
+    Two, Unpacked, Wide, Zero,
 };
 use super::{GROUP_CODES, GROUP_SCALES, Quant};
 use crate::memory::LINE;
 use crate::rows::{GROUP, LOW_BITS};
-use crate::weights::{Codes, HALVES_OFFSET, Layout, PANEL, PanelKind, STEPS, Scales};
+use crate::weights::{Codes, E2M1_OFFSET, HALVES_OFFSET, Layout, PANEL, PanelKind, STEPS, Scales};
 
 /// Number of rows and panels in a block: their sums and one step's operands fill the registers.
 pub(super) const BLOCK_ROWS: usize = 4;
@@ -31,6 +31,7 @@ macro_rules! with_kind {
             PanelKind::Quant(Codes::Five, Scales::Two) => $function::<Five, Two>($($arg),*),
             PanelKind::Quant(Codes::Five, Scales::Super) => $function::<Five, Super>($($arg),*),
             PanelKind::Quant(Codes::E2m1, Scales::Power) => $function::<E2m1, Power>($($arg),*),
+            PanelKind::Quant(Codes::E2m1, Scales::Pair) => $function::<E2m1, Pair>($($arg),*),
             PanelKind::Quant(Codes::Iq4, Scales::Fixed(_)) => $function::<Iq4, Fixed>($($arg),*),
             PanelKind::Quant(Codes::Iq4, Scales::Signed) => $function::<Iq4, Signed>($($arg),*),
             PanelKind::Quant(Codes::Four, Scales::Zero) => $function::<Four, Zero>($($arg),*),
@@ -144,6 +145,11 @@ unsafe fn multiply<P: Panel, const ROWS: usize, const COARSE: bool>(
         // SAFETY: the caller guarantees that the panels and the rows have these groups.
         unsafe {
             let (rows, stride) = (codes.as_ptr().add(group * 2 * GROUP), 2 * input.cols);
+            if P::PAIRED {
+                let scales = (scales.as_ptr().add(group), totals.as_ptr().add(group), groups);
+                add_pair::<P, ROWS, COARSE>(panels, rows, stride, group, scales, &mut sums);
+                continue;
+            }
             let dots = if P::HALVES {
                 let totals = (totals.as_ptr().add(group), groups);
                 dots_of_halves::<P, ROWS, COARSE>(panels, rows, stride, group, totals)
@@ -248,6 +254,42 @@ unsafe fn dots_of_halves<P: Panel, const ROWS: usize, const COARSE: bool>(
         half!(1, 4 5 6 7);
     }
     dots
+}
+
+/// Adds the products of a group whose halves have scales. Those of the rows, and the totals of their halves, have the given
+/// stride.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn add_pair<P: Panel, const ROWS: usize, const COARSE: bool>(
+    panels: [P; BLOCK_PANELS],
+    rows: *const i8,
+    stride: usize,
+    group: usize,
+    (scales, totals, apart): (*const f32, *const [i32; 2], usize),
+    sums: &mut [[__m512; ROWS]; BLOCK_PANELS],
+) {
+    let zeros = [[_mm512_setzero_si512(); ROWS]; BLOCK_PANELS];
+    macro_rules! half {
+        ($half:literal, $($step:literal)*) => {
+            let (mut high, mut low) = (zeros, zeros);
+            steps!(panels, group, rows, stride, high, low, $($step)*);
+            let products = joined(high, low);
+            for p in 0..BLOCK_PANELS {
+                let own = panels[p].pair(group)[$half];
+                for r in 0..ROWS {
+                    let offset = _mm512_set1_epi32(i32::from(E2M1_OFFSET) * (*totals.add(r * apart))[$half]);
+                    let product = _mm512_cvtepi32_ps(_mm512_sub_epi32(products[p][r], offset));
+                    let scale = _mm512_mul_ps(own, _mm512_set1_ps(*scales.add(r * apart)));
+                    sums[p][r] = _mm512_fmadd_ps(product, scale, sums[p][r]);
+                }
+            }
+        };
+    }
+    // SAFETY: the caller guarantees this; a group of a row has STEPS words of each part, and a total for each half.
+    unsafe {
+        half!(0, 0 1 2 3);
+        half!(1, 4 5 6 7);
+    }
 }
 
 /// Joins the products of the high and the low parts.

@@ -5,7 +5,7 @@
 //! The layouts follow the definitions in ggml's `ggml-common.h` and its reference dequantisation.
 
 use half::f16;
-use octavo_ops::{E2M1_DOUBLED, IQ4_VALUES, StorageType, e8m0_halved, iq4_xs_factor};
+use octavo_ops::{E2M1_DOUBLED, IQ4_VALUES, StorageType, e4m3, e8m0_halved, iq4_xs_factor};
 
 use super::layout::HALVES_OFFSET;
 use crate::rows::GROUP;
@@ -36,6 +36,8 @@ pub(crate) enum GroupScale {
     Wide(f32, u8),
     /// A super-block's `d` times a factor for each half of the group; the minimum is −32 times the scale.
     Halves(f16, [i8; 2]),
+    /// The factor of a row, and an e4m3 scale for each half of the group; codes are those of e2m1, doubled.
+    Pair(f32, [u8; 2]),
 }
 
 impl Group {
@@ -56,9 +58,10 @@ impl Group {
                 let scale = d.to_f32() * f32::from(factor);
                 (scale, -(HALVES_OFFSET as f32) * scale)
             }),
+            GroupScale::Pair(factor, codes) => codes.map(|code| below_zero(e4m3(code) * factor, E2M1_OFFSET)),
         };
         let codes = match storage {
-            StorageType::Mxfp4 => self.codes.map(|code| E2M1_CODES[usize::from(code)]),
+            StorageType::Mxfp4 | StorageType::Nvfp4 => self.codes.map(|code| E2M1_CODES[usize::from(code)]),
             StorageType::Iq4Nl | StorageType::Iq4Xs => self.codes.map(|code| IQ4_CODES[usize::from(code)]),
             _ => self.codes,
         };
@@ -114,6 +117,7 @@ pub(crate) fn group(storage: StorageType, row: &[u8], index: usize) -> Group {
         StorageType::Q4K => super_block(block, index % block_groups, &block[16..], None),
         StorageType::Q5K => super_block(block, index % block_groups, &block[48..], Some(&block[16..48])),
         StorageType::Mxfp4 => Group { codes: nibbles(&block[1..]), scale: GroupScale::Power(block[0]) },
+        StorageType::Nvfp4 => Group { codes: nibbles(&block[6..]), scale: pair(block) },
         StorageType::Iq4Nl => one(block, nibbles(&block[2..])),
         StorageType::Iq4Xs => iq4_xs(block, index % block_groups),
         StorageType::Int4 => {
@@ -131,6 +135,14 @@ pub(crate) fn group(storage: StorageType, row: &[u8], index: usize) -> Group {
 
 pub(crate) fn half_at(bytes: &[u8], at: usize) -> f16 {
     f16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
+
+/// Returns the scales of an NVFP4 block. The factor, which also makes up for the doubled codes, is the nearest f32 to the inverse
+/// of a divisor, so that weights are within 2⁻²³ of theirs.
+pub(crate) fn pair(block: &[u8]) -> GroupScale {
+    let whole = f32::from_le_bytes([block[0], block[1], block[2], block[3]]);
+    let factor = if whole < 0.0 { -1.0 / whole } else { whole };
+    GroupScale::Pair(factor / 2.0, [block[4], block[5]])
 }
 
 fn one(block: &[u8], codes: [u8; GROUP]) -> Group {

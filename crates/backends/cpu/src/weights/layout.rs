@@ -53,8 +53,15 @@ pub(crate) enum Scales {
     /// scale.
     Halves,
 }
+    /// e4m3 scales of each half of each group, after an f32 factor of each row. The minimum is
+    /// −[`E2M1_OFFSET`](super::E2M1_OFFSET) times the scale.
+    Pair,
 
 /// Offset of the codes of [`Scales::Halves`].
+/// Factor of the factors of [`Scales::Pair`]: the bits of an e4m3 number are those of an f16 number that is so many times
+/// smaller.
+pub(crate) const E4M3_OVER_F16: f32 = 256.0;
+
 pub(crate) const HALVES_OFFSET: i32 = 32;
 
 /// Floating-point numbers in fewer than 16 bits.
@@ -121,7 +128,7 @@ impl Scales {
     /// Returns the size of a group's scales in bytes.
     const fn bytes(self) -> usize {
         match self {
-            Self::Fixed(_) | Self::Super | Self::Halves => 2 * PANEL,
+            Self::Fixed(_) | Self::Super | Self::Halves | Self::Pair => 2 * PANEL,
             Self::Two => 4 * PANEL,
             Self::Power | Self::Signed => PANEL,
             Self::Zero => 3 * PANEL,
@@ -129,15 +136,31 @@ impl Scales {
         }
     }
 
-    /// Returns the size of a super-block's scales in bytes.
+    /// Returns the size of a super-block's scales in bytes. With [`Scales::Pair`], a row is one.
     const fn super_bytes(self) -> usize {
         match self {
             Self::Fixed(_) | Self::Two | Self::Power | Self::Zero | Self::Wide => 0,
-            Self::Super => 4 * PANEL,
+            Self::Super | Self::Pair => 4 * PANEL,
             Self::Halves | Self::Signed => 2 * PANEL,
         }
     }
 }
+
+    /// Returns the index of a group's super-block.
+    const fn super_of(self, group: usize) -> usize {
+        match self {
+            Self::Pair => 0,
+            _ => group / SUPER,
+        }
+    }
+
+    /// Returns the number of super-blocks of a row.
+    const fn supers(self, groups: usize) -> usize {
+        match self {
+            Self::Pair => 1,
+            _ => groups / SUPER,
+        }
+    }
 
 impl Numbers {
     /// Returns the size of a group's codes in bytes.
@@ -162,6 +185,7 @@ impl PanelKind {
             StorageType::Q5K => Self::Quant(Codes::Five, Scales::Super),
             StorageType::Mxfp4 => Self::Quant(Codes::E2m1, Scales::Power),
             StorageType::Iq4Nl => Self::Quant(Codes::Iq4, fixed),
+            StorageType::Nvfp4 => Self::Quant(Codes::E2m1, Scales::Pair),
             StorageType::Iq4Xs => Self::Quant(Codes::Iq4, Scales::Signed),
             StorageType::Int4 => Self::Quant(Codes::Four, Scales::Zero),
             StorageType::Int8 => Self::Quant(Codes::Eight, Scales::Wide),
@@ -178,7 +202,7 @@ impl PanelKind {
 
     /// Returns whether each half of a group has its own scale.
     pub(crate) fn has_halves(self) -> bool {
-        matches!(self, Self::Quant(_, Scales::Halves))
+        matches!(self, Self::Quant(_, Scales::Halves | Scales::Pair))
     }
 }
 
@@ -200,7 +224,7 @@ impl Layout {
                 let uppers = groups.checked_mul(codes.bytes())?;
                 let scales_at = uppers.checked_add(groups.checked_mul(codes.upper_bytes())?)?;
                 let supers = lines(scales_at.checked_add(groups.checked_mul(scales.bytes())?)?)?;
-                let bytes = lines(supers.checked_add(groups / SUPER * scales.super_bytes())?)?;
+                let bytes = lines(supers.checked_add(scales.supers(groups) * scales.super_bytes())?)?;
                 Some(Self { kind, cols, uppers, scales: scales_at, supers, bytes })
             }
             PanelKind::Packed(numbers) => {
@@ -234,7 +258,7 @@ impl Layout {
 
     /// Returns the start of the scales of a group's super-block.
     pub(crate) fn supers_at(&self, scales: Scales, group: usize) -> usize {
-        self.supers + group / SUPER * scales.super_bytes()
+        self.supers + scales.super_of(group) * scales.super_bytes()
     }
 
     /// Returns the start of the scales of a group of packed numbers: sixteen f32.
@@ -346,3 +370,9 @@ impl Layout {
         }
     }
 }
+            GroupScale::Pair(factor, [first, second]) => {
+                let factor = (E4M3_OVER_F16 * factor).to_le_bytes();
+                panel[self.supers_at(scales, index) + 4 * row..][..4].copy_from_slice(&factor);
+                panel[at + row] = first;
+                panel[at + PANEL + row] = second;
+            }

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use half::{bf16, f16};
 use octavo_ops::{BackendError, StorageType, TensorData, Weight, WeightPart, WeightSource};
 
-use super::blocks::{GroupScale, group, half_at, nibbles, q2k, to_q8};
+use super::blocks::{GroupScale, group, half_at, nibbles, pair, q2k, to_q8};
 use super::layout::{Layout, Numbers, PanelKind};
 use super::{Matrix, PANEL, Part, WeightDtype, kept_as};
 use crate::memory::{Lines, Shared};
@@ -207,6 +207,7 @@ fn put_groups(layout: &Layout, storage: StorageType, panel: &mut [u8], row: usiz
             });
         }
         StorageType::Mxfp4 => put_stored::<17, 16>(layout, panel, row, bytes, |block| GroupScale::Power(block[0])),
+        StorageType::Nvfp4 => put_stored::<22, 16>(layout, panel, row, bytes, |block| pair(block)),
         StorageType::Int4 => {
             put_stored::<19, 16>(layout, panel, row, bytes, |block| GroupScale::Zero(half_at(block, 0), block[2]));
         }

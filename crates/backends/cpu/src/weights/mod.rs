@@ -12,7 +12,7 @@ use octavo_ops::StorageType;
 
 pub(crate) use blocks::{E2M1_CODES, E2M1_OFFSET, IQ4_CODES, IQ4_OFFSET};
 use blocks::{Group, GroupScale};
-pub(crate) use layout::{Codes, HALVES_OFFSET, Layout, Numbers, PanelKind, STEPS, Scales};
+pub(crate) use layout::{Codes, E4M3_OVER_F16, HALVES_OFFSET, Layout, Numbers, PanelKind, STEPS, Scales};
 pub(crate) use load::{load, load_exactly, load_experts, load_vector};
 
 use crate::memory::Lines;

@@ -17,7 +17,7 @@ use super::{Quant, Range, Store, Tile};
 use crate::Isa;
 use crate::activation::TILE;
 use crate::rows::GROUP;
-use crate::weights::{Codes, HALVES_OFFSET, Layout, PANEL, PanelKind, Panels, Part};
+use crate::weights::{Codes, E2M1_OFFSET, HALVES_OFFSET, Layout, PANEL, PanelKind, Panels, Part};
 pub(super) use dense::dense;
 use multiply::{Bytes, Dots, Fours, Matrices, Multiply};
 use read::{Bytewise, E2m1, Eight, Five, Four, GroupScales, Iq4, REGISTERS, ReadCodes, Six, Steps, Stored};
@@ -222,6 +222,11 @@ unsafe fn add_group<C: ReadCodes, M: Multiply, const N: usize>(
     }
     // SAFETY: the caller guarantees this; arrays of a panel have four registers.
     unsafe {
+        if let Some(pair) = &scales.pair {
+            add_scaled_half::<C, M, 0, N>(codes, pair[0], rows, addresses, results);
+            add_scaled_half::<C, M, 1, N>(codes, pair[1], rows, addresses, results);
+            return;
+        }
         let dots = match &scales.factors {
             None => {
                 let mut dots = M::dots(codes, addresses, 0..2);
@@ -273,6 +278,30 @@ unsafe fn add_half<C: ReadCodes, M: Multiply, const HALF: usize, const N: usize>
             for q in 0..REGISTERS {
                 let product = vaddq_s32(products[q][r], offset);
                 dots[q][r] = vmlaq_s32(dots[q][r], product, factors[q]);
+            }
+        }
+    }
+}
+
+/// Adds the products of half a group, which has these scales.
+#[inline(always)]
+unsafe fn add_scaled_half<C: ReadCodes, M: Multiply, const HALF: usize, const N: usize>(
+    codes: &impl Steps,
+    scales: [float32x4_t; REGISTERS],
+    rows: &[Row; N],
+    addresses: [*const i8; N],
+    results: &mut [[f32; PANEL]; N],
+) {
+    // SAFETY: the caller guarantees this; arrays of a panel have four registers.
+    unsafe {
+        let products = M::dots(codes, addresses, HALF..HALF + 1);
+        for r in 0..N {
+            let offset = vdupq_n_s32((C::OFFSET - i32::from(E2M1_OFFSET)) * rows[r].totals[HALF]);
+            for q in 0..REGISTERS {
+                let result = results[r].as_mut_ptr().add(q * LANES);
+                let scale = vmulq_n_f32(scales[q], rows[r].scale);
+                let product = vcvtq_f32_s32(vaddq_s32(products[q][r], offset));
+                vst1q_f32(result, vfmaq_f32(vld1q_f32(result), product, scale));
             }
         }
     }

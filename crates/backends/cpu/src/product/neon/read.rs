@@ -313,6 +313,8 @@ pub(super) struct GroupScales {
     pub(super) minima: [float32x4_t; REGISTERS],
     /// Factors of the halves of the inputs, if they have any; there is no minimum then.
     pub(super) factors: Option<[[int32x4_t; REGISTERS]; 2]>,
+    /// Scales of the halves of the inputs, if they have any; there are no others then.
+    pub(super) pair: Option<[[float32x4_t; REGISTERS]; 2]>,
 }
 
 /// Reads the scales of a group.
@@ -338,6 +340,7 @@ pub(super) unsafe fn scales(panel: *const u8, layout: &Layout, kind: Scales, ind
                 (scaled(halves(supers), integers(at)), scaled(least, integers(at.add(PANEL))))
             }
             Scales::Halves => (halves(supers), [vdupq_n_f32(0.0); REGISTERS]),
+            Scales::Pair => (wide(supers), [vdupq_n_f32(0.0); REGISTERS]),
             Scales::Power => {
                 let scales = powers(at);
                 (scales, scaled(scales, [vdupq_n_f32(-f32::from(E2M1_OFFSET)); REGISTERS]))
@@ -353,21 +356,54 @@ pub(super) unsafe fn scales(panel: *const u8, layout: &Layout, kind: Scales, ind
                 (scales, below_zero(scales, at.add(2 * PANEL)))
             }
             Scales::Wide => {
-                let wide = at.cast::<f32>();
-                let scales = [
-                    vld1q_f32(wide),
-                    vld1q_f32(wide.add(LANES)),
-                    vld1q_f32(wide.add(2 * LANES)),
-                    vld1q_f32(wide.add(3 * LANES)),
-                ];
+                let scales = wide(at);
                 (scales, below_zero(scales, at.add(4 * PANEL)))
             }
         };
-        let mut group = GroupScales { scales, minima, factors: None };
+        let mut group = GroupScales { scales, minima, factors: None, pair: None };
+        if matches!(kind, Scales::Pair) {
+            group.pair = Some([scaled(small(at), scales), scaled(small(at.add(PANEL)), scales)]);
+        }
         if matches!(kind, Scales::Halves) {
             group.factors = Some([factors(at), factors(at.add(PANEL))]);
         }
         group
+    }
+}
+
+/// Reads sixteen f32.
+#[inline(always)]
+unsafe fn wide(at: *const u8) -> [float32x4_t; REGISTERS] {
+    // SAFETY: the caller of `scales` guarantees this.
+    unsafe {
+        let at = at.cast::<f32>();
+        [vld1q_f32(at), vld1q_f32(at.add(LANES)), vld1q_f32(at.add(2 * LANES)), vld1q_f32(at.add(3 * LANES))]
+    }
+}
+
+/// Reads sixteen e4m3 numbers, over [`E4M3_OVER_F16`](crate::weights::E4M3_OVER_F16).
+#[inline(always)]
+unsafe fn small(at: *const u8) -> [float32x4_t; REGISTERS] {
+    // SAFETY: the caller of `scales` guarantees this.
+    unsafe {
+        let bytes = vld1q_u8(at);
+        let (low, high) = (as_f16(vmovl_u8(vget_low_u8(bytes))), as_f16(vmovl_high_u8(bytes)));
+        [
+            super::widened(vget_low_u16(low)),
+            super::widened(vget_high_u16(low)),
+            super::widened(vget_low_u16(high)),
+            super::widened(vget_high_u16(high)),
+        ]
+    }
+}
+
+/// Moves the bits of e4m3 numbers to their places in f16.
+#[inline(always)]
+unsafe fn as_f16(codes: uint16x8_t) -> uint16x8_t {
+    // SAFETY: the caller of `scales` guarantees this.
+    unsafe {
+        let sign = vandq_u16(vshlq_n_u16::<8>(codes), vdupq_n_u16(0x8000));
+        vorrq_u16(sign, vandq_u16(vshlq_n_u16::<7>(codes), vdupq_n_u16(0x3f80)))
     }
 }
 

@@ -14,8 +14,8 @@ use super::Quant;
 use crate::activation::TILE;
 use crate::memory::Lines;
 use crate::rows::{GROUP, LOW_BITS};
-use crate::weights::{Codes, HALVES_OFFSET, Layout, PANEL, PanelKind, STEPS};
-use read::{Bytewise, E2m1, Eight, Five, Four, GroupScales, Iq4, ReadCodes, Six, Steps, Stored};
+use crate::weights::{Codes, E2M1_OFFSET, HALVES_OFFSET, Layout, PANEL, PanelKind, STEPS, Scales};
+use read::{Bytewise, E2m1, Eight, Five, Four, GroupScales, Iq4, Nvfp4, ReadCodes, Six, Steps, Stored};
 
 /// Number of output rows in a register, of which a panel needs two.
 const LANES: usize = 8;
@@ -248,6 +248,7 @@ pub(super) unsafe fn multiply(
             PanelKind::Quant(Codes::Five, _) => tile!(Five, 4),
             PanelKind::Quant(Codes::E2m1, _) => tile!(E2m1, 4),
             PanelKind::Quant(Codes::Iq4, _) => tile::<Iq4, Words>(panel, layout, rows, ahead, results),
+            PanelKind::Quant(Codes::E2m1, Scales::Pair) => tile!(Nvfp4, 4),
             PanelKind::Quant(Codes::Six, _) => tile::<Six, Words>(panel, layout, rows, ahead, results),
             PanelKind::Quant(Codes::Eight, _) => tile::<Eight, Words>(panel, layout, rows, ahead, results),
             other => unreachable!("{other:?} is no kind of integers"),
@@ -284,6 +285,7 @@ pub(super) unsafe fn multiply_vnni(
             PanelKind::Quant(Codes::E2m1, _) => tile!(E2m1),
             PanelKind::Quant(Codes::Iq4, _) => tile!(Iq4),
             PanelKind::Quant(Codes::Six, _) => tile!(Six),
+            PanelKind::Quant(Codes::E2m1, Scales::Pair) => tile!(Nvfp4),
             PanelKind::Quant(Codes::Eight, _) => tile!(Eight),
             other => unreachable!("{other:?} is no kind of integers"),
         }
@@ -329,12 +331,12 @@ unsafe fn tile<C: ReadCodes, M: Multiply>(
             for (index, results) in whole.iter_mut().enumerate() {
                 let first = index * ROWS;
                 let rows: [Row; ROWS] = [row(first), row(first + 1)];
-                add_group::<M, ROWS>(&codes, &scales, &rows, results);
+                add_group::<C, M, ROWS>(&codes, &scales, &rows, results);
             }
             for (index, result) in single.iter_mut().enumerate() {
                 let rows = [row(whole.len() * ROWS + index)];
                 let stored = Stored { panel, layout, group, codes: PhantomData::<C> };
-                add_group::<M, 1>(&stored, &scales, &rows, std::array::from_mut(result));
+                add_group::<C, M, 1>(&stored, &scales, &rows, std::array::from_mut(result));
             }
         }
     }
@@ -352,7 +354,7 @@ struct Row {
 
 /// Adds the products of a group to the results.
 #[inline(always)]
-unsafe fn add_group<M: Multiply, const N: usize>(
+unsafe fn add_group<C: ReadCodes, M: Multiply, const N: usize>(
     codes: &impl Steps,
     scales: &GroupScales,
     rows: &[Row; N],
@@ -368,6 +370,13 @@ unsafe fn add_group<M: Multiply, const N: usize>(
             None => M::dots(codes, addresses, 0..STEPS),
             Some(factors) => {
                 let mut dots = [[_mm256_setzero_si256(); N]; 2];
+        if C::PAIRED {
+            if let Some(pair) = &scales.pair {
+                add_half::<M, 0, N>(codes, pair[0], addresses, rows, results);
+                add_half::<M, 1, N>(codes, pair[1], addresses, rows, results);
+            }
+            return;
+        }
                 for (part, factors) in factors.iter().enumerate() {
                     let steps = part * STEPS / 2..(part + 1) * STEPS / 2;
                     let products = M::dots(codes, addresses, steps);
@@ -392,6 +401,30 @@ unsafe fn add_group<M: Multiply, const N: usize>(
                     sum = _mm256_fmadd_ps(scales.minima[h], _mm256_set1_ps(rows[r].sum), sum);
                 }
                 _mm256_storeu_ps(result, sum);
+            }
+        }
+    }
+}
+
+/// Adds the products of half a group, which has these scales.
+#[inline(always)]
+unsafe fn add_half<M: Multiply, const HALF: usize, const N: usize>(
+    codes: &impl Steps,
+    scales: [__m256; 2],
+    addresses: [*const u8; N],
+    rows: &[Row; N],
+    results: &mut [[f32; PANEL]; N],
+) {
+    // SAFETY: the caller guarantees this; arrays of a panel have two registers.
+    unsafe {
+        let products = M::dots(codes, addresses, HALF * STEPS / 2..(HALF + 1) * STEPS / 2);
+        for r in 0..N {
+            let offset = _mm256_set1_epi32(i32::from(E2M1_OFFSET) * rows[r].totals[HALF]);
+            for h in 0..2 {
+                let result = results[r].as_mut_ptr().add(h * LANES);
+                let scale = _mm256_mul_ps(scales[h], _mm256_set1_ps(rows[r].scale));
+                let product = _mm256_cvtepi32_ps(_mm256_sub_epi32(products[h][r], offset));
+                _mm256_storeu_ps(result, _mm256_fmadd_ps(product, scale, _mm256_loadu_ps(result)));
             }
         }
     }

@@ -72,6 +72,8 @@ pub(super) struct GroupScales {
     pub(super) minima: [__m256; 2],
     /// Factors of the halves of the inputs, if they have any; there is no minimum then.
     pub(super) factors: Option<[[__m256i; 2]; 2]>,
+    /// Scales of the halves of the inputs, if they have any; there are no others then.
+    pub(super) pair: Option<[[__m256; 2]; 2]>,
 }
 
 /// Reads the scales of a group.
@@ -89,7 +91,27 @@ pub(super) unsafe fn scales(panel: *const u8, layout: &Layout, scales: Scales, i
         } else {
             None
         };
-        GroupScales { scales: [first.0, second.0], minima: [first.1, second.1], factors }
+        let pair = if matches!(scales, Scales::Pair) {
+            let own = |from: usize| {
+                [_mm256_mul_ps(small(at.add(from)), first.0), _mm256_mul_ps(small(at.add(from + LANES)), second.0)]
+            };
+            Some([own(0), own(PANEL)])
+        } else {
+            None
+        };
+        GroupScales { scales: [first.0, second.0], minima: [first.1, second.1], factors, pair }
+    }
+}
+
+/// Reads eight e4m3 numbers, over [`E4M3_OVER_F16`](crate::weights::E4M3_OVER_F16).
+#[inline(always)]
+unsafe fn small(at: *const u8) -> __m256 {
+    // SAFETY: the caller of `scales` guarantees this.
+    unsafe {
+        let codes = _mm_cvtepi8_epi16(_mm_loadl_epi64(at.cast()));
+        // The sign is extended to the left of the exponent, and masked between.
+        let mask = _mm_set1_epi16(0xbf80_u16 as i16);
+        _mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16::<7>(codes), mask))
     }
 }
 
@@ -102,6 +124,9 @@ unsafe fn factors(at: *const u8) -> __m256i {
 
 /// Reads the codes of a stored panel.
 pub(super) trait ReadCodes {
+    /// Whether each half of a group has a scale.
+    const PAIRED: bool = false;
+
     /// Returns the codes of four inputs of sixteen output rows.
     ///
     /// # Safety
@@ -113,6 +138,7 @@ pub(super) struct Four;
 pub(super) struct Five;
 pub(super) struct Six;
 pub(super) struct E2m1;
+pub(super) struct Nvfp4;
 pub(super) struct Iq4;
 pub(super) struct Eight;
 
@@ -129,6 +155,16 @@ impl ReadCodes for E2m1 {
     unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> [__m256i; 2] {
         // SAFETY: the caller guarantees this.
         unsafe { looked_up(&E2M1_CODES, nibbles(panel.add(layout.codes_at(Codes::E2m1, group)), step)) }
+    }
+}
+
+impl ReadCodes for Nvfp4 {
+    const PAIRED: bool = true;
+
+    #[inline(always)]
+    unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> [__m256i; 2] {
+        // SAFETY: the caller guarantees this; the codes are the same.
+        unsafe { E2m1::step(panel, layout, group, step) }
     }
 }
 
@@ -211,6 +247,7 @@ unsafe fn pair_of(scales: Scales, at: *const u8, supers: *const u8, lanes: usize
                 (scale, _mm256_mul_ps(negative, bytes(at.add(PANEL + lanes))))
             }
             Scales::Halves => (halves(supers, lanes), _mm256_setzero_ps()),
+            Scales::Pair => (_mm256_loadu_ps(supers.cast::<f32>().add(lanes)), _mm256_setzero_ps()),
             Scales::Signed => {
                 let scale = _mm256_mul_ps(halves(supers, lanes), _mm256_cvtepi32_ps(factors(at.add(lanes))));
                 (scale, _mm256_mul_ps(scale, _mm256_set1_ps(-f32::from(IQ4_OFFSET))))
