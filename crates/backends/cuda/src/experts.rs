@@ -100,7 +100,7 @@ pub(crate) struct ExpertKernel {
 impl ExpertPart {
     /// Chooses kernels.
     pub(crate) fn new(part: &Part, params: ExpertLinearParams, setting: &Setting, instances: &mut Instances) -> Self {
-        let Setting { chip, dtype, batch_invariant } = *setting;
+        let Setting { chip, dtype, batch_invariant, .. } = *setting;
         let format = part.quant.map(|(format, _)| format);
         let mut kernel = |gemm: Option<GemmTile>| {
             let gemm = gemm.and_then(|tile| manifest::expert_gemm(chip, format, dtype, tile));

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use octavo_kernels::manifest::Dtype;
-use octavo_ops::{BackendError, Program, WeightSource};
+use octavo_kernels::manifest::{CacheType, Dtype};
+use octavo_ops::{BackendError, Program, ProgramKind, WeightSource};
 
 use crate::arena::Arena;
 use crate::build::{Builder, Instances};
@@ -123,7 +123,12 @@ impl Loaded {
         let arena = Arena::new(gpu, layout.plan.bytes(), "weights and step buffers")?;
 
         let chip = gpu.info().chip;
-        let setting = Setting { chip, dtype, batch_invariant: opened.config.batch_invariant };
+        // The keys and values of an encoder, which live for a step, have the type of activations.
+        let cache = match program.kind() {
+            ProgramKind::Encoder => CacheType::Activation,
+            ProgramKind::Decoder | ProgramKind::Embedder => opened.config.kv_cache,
+        };
+        let setting = Setting { chip, dtype, cache, batch_invariant: opened.config.batch_invariant };
         let mut lowering =
             Lowering { program, layout: &layout, arena: &arena, setting, instances: Instances::default() };
         let stages = lowering.stages()?;
@@ -142,6 +147,7 @@ impl Loaded {
             scratch: Scratch { values: arena.at(layout.values), rounded: (arena.at(codes), arena.at(scales)) },
             dtype,
             element: dtype.bytes() as u64,
+            kv_element: cache.bytes(dtype) as u64,
         };
         machine.plan_products(|rows| limits.most(program, rows));
         gpu.synchronize()?;
