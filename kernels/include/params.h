@@ -426,6 +426,8 @@ struct SamplingRow {
     u32 counts_start, counts_end;    // entries of count_ids and count_times
     u32 listed_start, listed_end;    // entries of listed_ids: tokens to report instead of the most likely ones
     u32 top;                         // number of tokens to report beside the row's own, at most SAMPLING_MAX_TOP
+    u32 pending;                     // row of the preceding step whose token counts once more, or SAMPLING_NONE
+    u32 reserved;
 };
 
 struct SamplingParams {
@@ -439,7 +441,7 @@ struct SamplingParams {
     const u32* count_ids;       // tokens of prompt or output, each once per row
     const u32* count_times;     // number of times generated; 0 if only in the prompt
     const u32* listed_ids;
-    u32* ids;                   // [rows]: sampled tokens
+    u32* ids;                   // [rows]: sampled tokens; before the draw, those of the preceding step
     u32* status;                // [rows]: SAMPLING_STATUS_*
     float* logprobs;            // [rows]: log-probabilities of the tokens
     u32* ranks;                 // [rows]: ranks of the tokens, 1 for the most likely
