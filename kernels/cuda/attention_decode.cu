@@ -6,7 +6,7 @@
 // - the CTA that ends last merges the splits in order, so it does not matter which one that is. (Split-KV decoding and
 //   its merge come from FlashDecoding and FlashInfer.)
 //
-// Within a CTA a few adjacent lanes, a "team", process one key, 16 bytes each.
+// Within a CTA a few adjacent lanes, a "team", process one key, eight elements each. C is the type of the cache.
 #include "splits.h"
 
 constexpr u32 DECODE_THREADS = 128;
@@ -53,12 +53,12 @@ struct Softmax {
 };
 
 // Computes the softmax of a team over its keys of the split. `blocks` are those of the split, in shared memory.
-template <int D, int HEADS, int LANES, class T>
-DEVICE void attend(const AttentionParams& p, const Split& s, const Cache<T>& k, const Cache<T>& v,
+template <int D, int HEADS, int LANES, class T, class C>
+DEVICE void attend(const AttentionParams& p, const Split& s, const Cache<C>& k, const Cache<C>& v,
                    Softmax<HEADS, WIDE<T>>& softmax) {
     constexpr u32 N = WIDE<T>, TEAMS = 32 / LANES;
-    // Number of keys that a lane has in flight.
-    constexpr u32 DEPTH = HEADS > 4 ? 2 : 4;
+    // Number of keys that a lane has in flight: as many bytes for caches of all types.
+    constexpr u32 DEPTH = (HEADS > 4 ? 2 : 4) * (sizeof(T) / sizeof(C));
     constexpr u32 STEP = DECODE_WARPS * TEAMS * DEPTH;
     const u32 part = lane_id() % LANES * N, team = lane_id() / LANES;
     const bool holds = part < D;
@@ -73,7 +73,7 @@ DEVICE void attend(const AttentionParams& p, const Split& s, const Cache<T>& k, 
     }
 
     for (u32 step = s.begin / STEP * STEP; step < s.end; step += STEP) {
-        Vec<T, N> keys[DEPTH], values[DEPTH];
+        Vec<C, N> keys[DEPTH], values[DEPTH];
         bool valid[DEPTH];
 #pragma unroll
         for (u32 j = 0; j < DEPTH; ++j) {
@@ -81,17 +81,19 @@ DEVICE void attend(const AttentionParams& p, const Split& s, const Cache<T>& k, 
             valid[j] = key >= s.begin && key < s.end;
             // An invalid key is not read, but its address is looked up.
             const u32 at = min(max(key, s.begin), s.end - 1) - s.start;
-            keys[j] = load_once_if(k.at(at) + part, valid[j] && holds);
-            values[j] = load_once_if(v.at(at) + part, valid[j] && holds);
+            keys[j] = load_once_if<N>(k.at(at) + part, valid[j] && holds);
+            values[j] = load_once_if<N>(v.at(at) + part, valid[j] && holds);
         }
         float scores[HEADS][DEPTH];
 #pragma unroll
         for (u32 j = 0; j < DEPTH; ++j) {
+            float elements[N];
+            widen(keys[j], elements);
 #pragma unroll
             for (u32 h = 0; h < HEADS; ++h) {
                 float product = 0.0f;
 #pragma unroll
-                for (u32 i = 0; i < N; ++i) product += q[h][i] * to_float(keys[j].x[i]);
+                for (u32 i = 0; i < N; ++i) product += q[h][i] * elements[i];
                 scores[h][j] = warp_sum<LANES>(product);
             }
         }
@@ -113,11 +115,12 @@ DEVICE void attend(const AttentionParams& p, const Split& s, const Cache<T>& k, 
         }
 #pragma unroll
         for (u32 j = 0; j < DEPTH; ++j) {
+            float elements[N];
+            widen(values[j], elements);
 #pragma unroll
             for (u32 i = 0; i < N; ++i) {
-                const float value = to_float(values[j].x[i]);
 #pragma unroll
-                for (u32 h = 0; h < HEADS; ++h) softmax.out[h][i] += scores[h][j] * value;
+                for (u32 h = 0; h < HEADS; ++h) softmax.out[h][i] += scores[h][j] * elements[i];
             }
         }
     }
@@ -154,7 +157,7 @@ struct WarpResults {
 };
 
 // Grid: (any number of CTAs, which share the plan's splits; KV heads by tiles of HEADS query heads).
-template <class T, int D, int HEADS>
+template <class T, int D, int HEADS, class C = T>
 DEVICE void paged_decode(const PagedDecodeParams& params) {
     constexpr int N = WIDE<T>, LANES = D <= 8 * N ? 8 : D <= 16 * N ? 16 : 32;
     static_assert(sizeof(T) == 2 && D % N == 0 && D <= 32 * N, "heads of 16-bit elements that a warp can hold");
@@ -175,8 +178,8 @@ DEVICE void paged_decode(const PagedDecodeParams& params) {
         __syncthreads();
 
         Softmax<HEADS, N> softmax;
-        const Cache<T> k(p, p.k_cache, blocks, s.kv_head, D), v(p, p.v_cache, blocks, s.kv_head, D);
-        attend<D, HEADS, LANES>(p, s, k, v, softmax);
+        const Cache<C> k(p, p.k_cache, blocks, s.kv_head, D), v(p, p.v_cache, blocks, s.kv_head, D);
+        attend<D, HEADS, LANES, T>(p, s, k, v, softmax);
         softmax.template merge_teams<LANES>();
         results.put(softmax);
         __syncthreads();

@@ -160,12 +160,12 @@ struct LatentMemory {
     DEVICE T* tile(u32 index) const { return keys + index % 2 * LATENT_KEYS * STRIDE; }
 };
 
-// Attends from `rows` rows of q to the keys begin .. end of a sequence with these blocks.
-template <class T, int RANK, int SIZE, class AllSee, class Sees>
+// Attends from `rows` rows of q to the keys begin .. end of a sequence with these blocks. C is the type of the cache.
+template <class C, class T, int RANK, int SIZE, class AllSee, class Sees>
 DEVICE void attend_latents(const AttentionParams& p, const LatentMemory<T, SIZE>& memory, const T* q, u32 rows,
                            const u32* blocks, u32 begin, u32 end, LatentWarp<T, RANK, SIZE>& warp, AllSee all_see, Sees sees) {
     using Warp = LatentWarp<T, RANK, SIZE>;
-    const Cache<T> cache(p, p.k_cache, blocks, 0, SIZE);
+    const Cache<C> cache(p, p.k_cache, blocks, 0, SIZE);
     // The rows of another CTA's work may still be read.
     __syncthreads();
     copy_rows_async<LATENT_THREADS, LATENT_ROWS, SIZE, SIZE>(memory.queries, 0, rows, [&](u32 r) { return q + (u64)r * SIZE; });
@@ -193,7 +193,7 @@ DEVICE void attend_latents(const AttentionParams& p, const LatentMemory<T, SIZE>
 }
 
 // Grid: (the plan's tiles, groups of LATENT_ROWS rows of q of a tile).
-template <class T, int RANK, int SIZE>
+template <class T, int RANK, int SIZE, class C = T>
 DEVICE void latent_prefill(const AttentionParams& p) {
     DYNAMIC_SHARED(shared);
     const LatentMemory<T, SIZE> memory(shared);
@@ -210,12 +210,12 @@ DEVICE void latent_prefill(const AttentionParams& p) {
     const auto sees = [&](u32 row, u32 key) { return tile.sees(p, (from + row) / p.q_heads, key); };
     LatentWarp<T, RANK, SIZE> warp;
     const u64 at = (u64)tile.row * p.q_heads + from;
-    attend_latents(p, memory, (const T*)p.q + at * SIZE, rows, tile.blocks, begin, end, warp, all_see, sees);
+    attend_latents<C>(p, memory, (const T*)p.q + at * SIZE, rows, tile.blocks, begin, end, warp, all_see, sees);
     warp.store_output(p, (T*)p.out + at * RANK, rows, [&](u32 row) { return (from + row) % p.q_heads; });
 }
 
 // Grid: (any number of CTAs, which share the plan's splits; groups of LATENT_ROWS query heads).
-template <class T, int RANK, int SIZE>
+template <class T, int RANK, int SIZE, class C = T>
 DEVICE void latent_decode(const PagedDecodeParams& params) {
     DYNAMIC_SHARED(shared);
     SHARED_ARRAY(u32, flag, 1);
@@ -229,7 +229,7 @@ DEVICE void latent_decode(const PagedDecodeParams& params) {
         const auto sees = [&](u32, u32 key) { return key >= s.begin && key < s.end; };
         LatentWarp<T, RANK, SIZE> warp;
         const u64 at = (u64)s.row * p.q_heads + s.head;
-        attend_latents(p, memory, (const T*)p.q + at * SIZE, s.heads, blocks, s.begin, s.end, warp, all_see, sees);
+        attend_latents<C>(p, memory, (const T*)p.q + at * SIZE, s.heads, blocks, s.begin, s.end, warp, all_see, sees);
         if (s.count == 1) {
             warp.store_output(p, (T*)p.out + at * RANK, s.heads, [&](u32 row) { return s.head + row; });
             continue;

@@ -21,8 +21,8 @@ DEVICE u32 sequence_of(const AttentionParams& p, u32 row) {
 // Grid: (tokens, q_heads). Keys are processed PLAIN_THREADS at a time: each thread computes the score of one key, then
 // accumulates its output elements over all of them. Maximum, sum and output are carried along and rescaled when the
 // maximum grows.
-// A thread accumulates ELEMENTS output elements, so heads have up to ELEMENTS * PLAIN_THREADS.
-template <class T, int ELEMENTS>
+// C is the type of the cache. A thread accumulates ELEMENTS output elements, so heads have up to ELEMENTS * PLAIN_THREADS.
+template <class T, int ELEMENTS, class C = T>
 DEVICE void paged_attention(const AttentionParams& p) {
     SHARED_ARRAY(float, query, ELEMENTS * PLAIN_THREADS);
     SHARED_ARRAY(float, weights, PLAIN_THREADS);
@@ -35,7 +35,7 @@ DEVICE void paged_attention(const AttentionParams& p) {
     const u32 first = keys ? first_key(p, last) : 0;
     const u32 kv_head = head / (p.q_heads / p.kv_heads);
     const u32* blocks = p.block_table + (u64)sequence * p.table_stride;
-    const Cache<T> k(p, p.k_cache, blocks, kv_head, size), v(p, p.v_cache, blocks, kv_head, size);
+    const Cache<C> k(p, p.k_cache, blocks, kv_head, size), v(p, p.v_cache, blocks, kv_head, size);
 
     const u64 at = ((u64)row * p.q_heads + head) * size;
     for (u32 i = thread; i < size; i += PLAIN_THREADS) query[i] = to_float(((const T*)p.q)[at + i]);
@@ -46,7 +46,7 @@ DEVICE void paged_attention(const AttentionParams& p) {
         const u32 key = start + thread;
         float score = minus_infinity();
         if (key < keys) {
-            const T* vector = k.at(key);
+            const C* vector = k.at(key);
             float product = 0.0f;
             for (u32 i = 0; i < size; ++i) product += query[i] * to_float(vector[i]);
             score = p.softcap > 0.0f ? capped(p, product) : scaled(p, product);

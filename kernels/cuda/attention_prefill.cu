@@ -7,6 +7,8 @@
 // which is therefore the same, bit for bit, for any division of a sequence into chunks. Values must be finite: a NaN
 // would also affect earlier queries of its tile (0 · NaN). qkv_post.cu ensures that.
 //
+// A cache in e4m3 (C) passes through registers on its way to shared memory, where it has the type of the queries.
+//
 // An instruction multiplies 16 elements of a head. A head whose SIZE is no multiple of that is padded to D elements in
 // shared memory, where the padding is zero.
 #include "attention.h"
@@ -141,7 +143,7 @@ struct PrefillWarp {
 };
 
 // Grid: (the plan's tiles, q_heads).
-template <class T, int SIZE>
+template <class T, int SIZE, class C = T>
 DEVICE void paged_prefill(const AttentionParams& p) {
     using Warp = PrefillWarp<T, SIZE>;
     constexpr int D = Warp::D;
@@ -151,7 +153,7 @@ DEVICE void paged_prefill(const AttentionParams& p) {
     T* const queries = values + Warp::KEYS * Warp::STRIDE;  // for large heads only
     const PrefillTile tile(p, blockIdx.x);
     const u32 head = blockIdx.y, kv_head = head / (p.q_heads / p.kv_heads);
-    const Cache<T> k(p, p.k_cache, tile.blocks, kv_head, SIZE), v(p, p.v_cache, tile.blocks, kv_head, SIZE);
+    const Cache<C> k(p, p.k_cache, tile.blocks, kv_head, SIZE), v(p, p.v_cache, tile.blocks, kv_head, SIZE);
     const u64 stride = (u64)p.q_heads * SIZE, at = tile.row * stride + head * SIZE;
     const T* q = (const T*)p.q + at;
 
@@ -162,7 +164,7 @@ DEVICE void paged_prefill(const AttentionParams& p) {
         copy_rows_async<PREFILL_THREADS, PrefillTile::QUERIES, SIZE, D>(queries, 0, tile.queries, [&](u32 r) { return q + r * stride; });
     }
     const u32 begin = tile.first / Warp::KEYS * Warp::KEYS;
-    const auto copy_tile = [&](T* shared, const Cache<T>& cache, u32 key) {
+    const auto copy_tile = [&](T* shared, const Cache<C>& cache, u32 key) {
         // A tile beyond the last one is an empty group, because the waits below count groups.
         if (key >= tile.keys) return cp_async_commit();
         // Keys that no query sees are not read: they may belong to other sequences, and no weight removes a NaN.

@@ -140,22 +140,8 @@ struct VoltaWarp {
     }
 };
 
-// Copies ROWS rows of SIZE elements, of which row r begins at `row(r)`. Rows outside begin .. end, and the padding to D
-// elements, become zeros.
-template <u32 ROWS, int SIZE, int D, class Row>
-DEVICE void copy_rows(f16* shared, u32 begin, u32 end, Row row) {
-    constexpr u32 PIECES = D / 8;
-#pragma unroll 4
-    for (u32 i = threadIdx.x; i < ROWS * PIECES; i += VOLTA_THREADS) {
-        const u32 r = i / PIECES, column = i % PIECES * 8;
-        Vec<f16, 8> piece = {};
-        if (r >= begin && r < end && (D == SIZE || column < SIZE)) piece = load<8>(row(r) + column);
-        store(shared + r * (D + 8) + column, piece);
-    }
-}
-
 // Grid: (the plan's tiles, q_heads).
-template <int SIZE>
+template <int SIZE, class C = f16>
 DEVICE void paged_prefill_volta(const AttentionParams& p) {
     using Warp = VoltaWarp<SIZE>;
     constexpr int D = Warp::D;
@@ -166,17 +152,17 @@ DEVICE void paged_prefill_volta(const AttentionParams& p) {
     f16* const weights = values + VOLTA_KEYS * Warp::STRIDE + warp_id() * 16 * Warp::WEIGHTS;
     const PrefillTile tile(p, blockIdx.x);
     const u32 head = blockIdx.y, kv_head = head / (p.q_heads / p.kv_heads);
-    const Cache<f16> k(p, p.k_cache, tile.blocks, kv_head, SIZE), v(p, p.v_cache, tile.blocks, kv_head, SIZE);
+    const Cache<C> k(p, p.k_cache, tile.blocks, kv_head, SIZE), v(p, p.v_cache, tile.blocks, kv_head, SIZE);
     const u64 stride = (u64)p.q_heads * SIZE, at = tile.row * stride + head * SIZE;
     const f16* q = (const f16*)p.q + at;
 
-    copy_rows<PrefillTile::QUERIES, SIZE, D>(queries, 0, tile.queries, [&](u32 r) { return q + r * stride; });
+    copy_rows<VOLTA_THREADS, PrefillTile::QUERIES, SIZE, D>(queries, 0, tile.queries, [&](u32 r) { return q + r * stride; });
     Warp warp;
     for (u32 key = tile.first / VOLTA_KEYS * VOLTA_KEYS; key < tile.keys; key += VOLTA_KEYS) {
         // Keys that no query sees are not read: they may belong to other sequences, and no weight removes a NaN.
         const u32 begin = tile.begin_in(key), end = tile.keys - key;
-        copy_rows<VOLTA_KEYS, SIZE, D>(keys, begin, end, [&](u32 r) { return k.at(key + r); });
-        copy_rows<VOLTA_KEYS, SIZE, D>(values, begin, end, [&](u32 r) { return v.at(key + r); });
+        copy_rows<VOLTA_THREADS, VOLTA_KEYS, SIZE, D>(keys, begin, end, [&](u32 r) { return k.at(key + r); });
+        copy_rows<VOLTA_THREADS, VOLTA_KEYS, SIZE, D>(values, begin, end, [&](u32 r) { return v.at(key + r); });
         __syncthreads();
         warp.multiply_keys(queries, keys);
         warp.soften(p, tile, key);

@@ -21,8 +21,8 @@ DEVICE void rotate_query(const LatentPostParams& p, u32 head, float* x) {
     for (u32 i = lane_id(); i < p.rotary_dim; i += 32) out[i] = from_float<T>(rotated(p, x, i));
 }
 
-// Grid: (tokens, 1 + heads of q by LATENT_POST_WARPS). The first CTA of a token writes its row of the cache.
-template <class T>
+// Grid: (tokens, 1 + heads of q by LATENT_POST_WARPS). The first CTA of a token writes its row of the cache, of type C.
+template <class T, class C = T>
 DEVICE void latent_post(const LatentPostParams& p) {
     SHARED_ARRAY(float, row, MAX_LATENT_SIZE);
     SHARED_ARRAY(float, scratch, LATENT_POST_WARPS);
@@ -42,21 +42,23 @@ DEVICE void latent_post(const LatentPostParams& p) {
     }
     // The barriers of the sum also make the row visible.
     const float inverse = rsqrtf(block_sum(squares, scratch) / p.rank + p.eps);
-    T values[LATENT_POST_ELEMENTS];
+    C values[LATENT_POST_ELEMENTS];
     float spoilt = 0.0f;
 #pragma unroll
     for (u32 e = 0; e < LATENT_POST_ELEMENTS; ++e) {
         const u32 c = threadIdx.x + e * LATENT_POST_THREADS;
         if (c >= size) break;
-        values[e] = from_float<T>(c < p.rank ? row[c] * inverse * p.weight[c] : rotated(p, row + p.rank, c - p.rank));
-        if (!is_finite(to_float(values[e]))) spoilt = 1.0f;
+        const float value = c < p.rank ? row[c] * inverse * p.weight[c] : rotated(p, row + p.rank, c - p.rank);
+        values[e] = cached<C>(value, p.scale);
+        // What is not finite is so before it is rounded to e4m3, or after it is rounded to another type.
+        if (!is_finite(value) || !is_finite(to_float(values[e]))) spoilt = 1.0f;
     }
     const bool is_spoilt = block_max(spoilt, scratch) > 0.0f;
-    T* out = (T*)p.cache + slot / KV_BLOCK * p.block_stride + slot % KV_BLOCK * size;
+    C* out = (C*)p.cache + slot / KV_BLOCK * p.block_stride + slot % KV_BLOCK * size;
 #pragma unroll
     for (u32 e = 0; e < LATENT_POST_ELEMENTS; ++e) {
         const u32 c = threadIdx.x + e * LATENT_POST_THREADS;
         if (c >= size) break;
-        out[c] = !is_spoilt ? values[e] : from_float<T>(c < p.rank ? 0.0f : __uint_as_float(0x7fffffffu));
+        out[c] = !is_spoilt ? values[e] : from_float<C>(c < p.rank ? 0.0f : __uint_as_float(0x7fffffffu));
     }
 }

@@ -431,9 +431,19 @@ DEVICE void add_biases(const SamplingParams& p, const SamplingRow& asked, float*
     }
 }
 
+// Applies the penalties to the logit of a token that was generated so many times; 0 if it is only in the prompt.
+DEVICE void penalise(const SamplingRow& asked, float* row, u32 id, u32 times) {
+    float x = row[id];
+    x = x > 0.0f ? x / asked.repetition_penalty : x * asked.repetition_penalty;
+    if (times > 0) x -= asked.frequency_penalty * (float)times + asked.presence_penalty;
+    row[id] = x;
+}
+
 DEVICE void adjust_rows(const SamplingParams& p) {
+    SHARED_ARRAY(u32, listed, 1);
     const SamplingRow& asked = p.rows_of[blockIdx.x];
     if (!(asked.flags & SAMPLING_ADJUST) || asked.flags & SAMPLING_PADDING || asked.forced != SAMPLING_NONE) return;
+    if (threadIdx.x == 0) listed[0] = 0;
     float* row = p.adjusted + (u64)blockIdx.x * p.row_stride;
     for_each(p.logits + (u64)blockIdx.x * p.row_stride, p.vocab,
              [&](u32 id, float x) { row[id] = x != x || masked(p, asked, id) ? minus_infinity() : x; });
@@ -443,14 +453,15 @@ DEVICE void adjust_rows(const SamplingParams& p) {
     for (u32 i = asked.forbidden_start + threadIdx.x; i < asked.forbidden_end; i += THREADS)
         if (p.forbidden_ids[i] < p.vocab) row[p.forbidden_ids[i]] = minus_infinity();
     __syncthreads();
+    // The token of the preceding step is one more, whether it is listed or not.
+    const u32 drawn = asked.pending != SAMPLING_NONE ? p.ids[asked.pending] : SAMPLING_NONE;
     for (u32 i = asked.counts_start + threadIdx.x; i < asked.counts_end; i += THREADS) {
-        const u32 id = p.count_ids[i], times = p.count_times[i];
-        if (id >= p.vocab) continue;
-        float x = row[id];
-        x = x > 0.0f ? x / asked.repetition_penalty : x * asked.repetition_penalty;
-        if (times > 0) x -= asked.frequency_penalty * (float)times + asked.presence_penalty;
-        row[id] = x;
+        const u32 id = p.count_ids[i];
+        if (id == drawn) listed[0] = 1;
+        if (id < p.vocab) penalise(asked, row, id, p.count_times[i] + (id == drawn));
     }
+    __syncthreads();
+    if (threadIdx.x == 0 && drawn < p.vocab && !listed[0]) penalise(asked, row, drawn, 1);
 }
 
 // ------------------------------------------------------------------------------------------- log-probabilities

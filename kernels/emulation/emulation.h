@@ -261,6 +261,10 @@ inline uint4 load_once(const uint4* address) {
     return *address;
 }
 inline uint4 load_once_if(const uint4* address, bool valid) { return valid ? load_once(address) : uint4{0, 0, 0, 0}; }
+inline uint2 load_once_if(const uint2* address, bool valid) {
+    if (valid) check_access(address, sizeof *address);
+    return valid ? *address : uint2{0, 0};
+}
 inline uint2 load_fresh(const uint2* address) {
     check_access(address, sizeof *address);
     return *address;

@@ -49,10 +49,10 @@ DEVICE float share(const AttentionParams& p, u32 head, float largest, float sum)
         scale = exp2_fast(largest - next);
         sum = sum * scale + exp2_fast(sink - next);
     }
-    return sum == 0.0f ? 0.0f : scale / sum;
+    return sum == 0.0f ? 0.0f : scale * p.value_scale / sum;
 }
 
-// Keys or values of one KV head of one sequence.
+// Keys or values of one KV head of one sequence, in the type of the cache.
 template <class T>
 struct Cache {
     const T* base;
@@ -109,27 +109,46 @@ struct PrefillTile {
     }
 };
 
+// Copies ROWS rows of SIZE elements, of which row r begins at `row(r)` and may be of another type. Rows outside begin .. end,
+// and the padding to D elements, become zeros.
+template <u32 THREADS, u32 ROWS, int SIZE, int D, class T, class Row>
+DEVICE void copy_rows(T* shared, u32 begin, u32 end, Row row) {
+    constexpr u32 PIECES = D / 8;
+#pragma unroll 4
+    for (u32 i = threadIdx.x; i < ROWS * PIECES; i += THREADS) {
+        const u32 r = i / PIECES, column = i % PIECES * 8;
+        Vec<T, 8> piece = {};
+        if (r >= begin && r < end && (D == SIZE || column < SIZE)) piece = load_as<T, 8>(row(r) + column);
+        store(shared + r * (D + 8) + column, piece);
+    }
+}
+
 #ifdef HAS_SM80
 // Starts the copy of ROWS rows of SIZE elements, of which row r begins at `row(r)`. Rows outside begin .. end, and the
-// padding to D elements, become zeros.
+// padding to D elements, become zeros. Rows of another type pass through registers, which is complete on return.
 template <u32 THREADS, u32 ROWS, int SIZE, int D, class T, class Row>
 DEVICE void copy_rows_async(T* shared, u32 begin, u32 end, Row row) {
-    constexpr u32 PIECES = D / WIDE<T>, EACH = ROWS * PIECES / THREADS;
-    static_assert(SIZE % WIDE<T> == 0, "pieces are whole");
-    static_assert(ROWS * PIECES % THREADS == 0, "threads copy equally many pieces");
-    // Rows are looked up before anything is copied, and without a branch, so that no lookup waits for another. An
-    // invalid row is not read, but its address must be valid.
-    const T* from[EACH];
+    if constexpr (sizeof(*row(0)) != sizeof(T)) {
+        copy_rows<THREADS, ROWS, SIZE, D>(shared, begin, end, row);
+        cp_async_commit();
+    } else {
+        constexpr u32 PIECES = D / WIDE<T>, EACH = ROWS * PIECES / THREADS;
+        static_assert(SIZE % WIDE<T> == 0, "pieces are whole");
+        static_assert(ROWS * PIECES % THREADS == 0, "threads copy equally many pieces");
+        // Rows are looked up before anything is copied, and without a branch, so that no lookup waits for another. An
+        // invalid row is not read, but its address must be valid.
+        const T* from[EACH];
 #pragma unroll
-    for (u32 i = 0; i < EACH; ++i) {
-        const u32 at = i * THREADS + threadIdx.x, column = at % PIECES * WIDE<T>;
-        from[i] = row(min(max(at / PIECES, begin), end - 1)) + (D == SIZE || column < SIZE ? column : 0);
-    }
+        for (u32 i = 0; i < EACH; ++i) {
+            const u32 at = i * THREADS + threadIdx.x, column = at % PIECES * WIDE<T>;
+            from[i] = row(min(max(at / PIECES, begin), end - 1)) + (D == SIZE || column < SIZE ? column : 0);
+        }
 #pragma unroll
-    for (u32 i = 0; i < EACH; ++i) {
-        const u32 at = i * THREADS + threadIdx.x, r = at / PIECES, column = at % PIECES * WIDE<T>;
-        cp_async_16(shared + r * (D + 8) + column, from[i], r >= begin && r < end && (D == SIZE || column < SIZE));
+        for (u32 i = 0; i < EACH; ++i) {
+            const u32 at = i * THREADS + threadIdx.x, r = at / PIECES, column = at % PIECES * WIDE<T>;
+            cp_async_16(shared + r * (D + 8) + column, from[i], r >= begin && r < end && (D == SIZE || column < SIZE));
+        }
+        cp_async_commit();
     }
-    cp_async_commit();
 }
 #endif  // HAS_SM80

@@ -14,6 +14,11 @@ struct f16 {
 struct bf16 {
     u16 bits;
 };
+// Eight bits in a KV cache: four of the exponent with a bias of 7, three of the mantissa. The largest number is 448, and all
+// seven bits set are NaN.
+struct e4m3 {
+    u8 bits;
+};
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 // cp.async, ldmatrix, m16n8k16 and bf16 arithmetic are available. The emulation has all of them.
@@ -136,6 +141,15 @@ DEVICE uint4 load_once_if(const uint4* address, bool valid) {
     return result;
 }
 
+DEVICE uint2 load_once_if(const uint2* address, bool valid) {
+    uint2 result = {0, 0};
+    asm volatile("{ .reg .pred valid; setp.ne.u32 valid, %3, 0;\n"
+                 "@valid ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2]; }"
+                 : "+r"(result.x), "+r"(result.y)
+                 : "l"(address), "r"((u32)valid));
+    return result;
+}
+
 // Loads data that another CTA of this launch may have written, bypassing the first-level cache, which does not see
 // other CTAs' stores.
 DEVICE uint2 load_fresh(const uint2* address) {
@@ -151,6 +165,16 @@ DEVICE uint4 load_fresh(const uint4* address) {
                  : "memory");
     return result;
 }
+
+#if __CUDA_ARCH__ >= 890
+#define HAS_E4M3 1
+// Returns two e4m3 numbers as f16, the first in the lower half.
+DEVICE u32 e4m3_to_f16(u16 codes) {
+    u32 result;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(result) : "h"(codes));
+    return result;
+}
+#endif
 
 // The emulation checks a vector access here: its alignment, and the banks of shared memory.
 DEVICE void check_access(const void*, u32) {}
@@ -291,6 +315,10 @@ DEVICE u32 pack_pair(float low, float high) {
 template <int BYTES>
 struct Registers;
 template <>
+struct Registers<1> {
+    using type = u8;
+};
+template <>
 struct Registers<2> {
     using type = u16;
 };
@@ -348,10 +376,92 @@ DEVICE Vec<T, N> load_fresh(const T* address) {
     return result;
 }
 
-template <class T>
-DEVICE Vec<T, WIDE<T>> load_once_if(const T* address, bool valid) {
-    Vec<T, WIDE<T>> result;
-    result.registers = load_once_if((const uint4*)address, valid);
+// Loads N adjacent elements that are read once, or zeros if not `valid`.
+template <int N, class T>
+DEVICE Vec<T, N> load_once_if(const T* address, bool valid) {
+    Vec<T, N> result;
+    result.registers = load_once_if((const decltype(result.registers)*)address, valid);
+    return result;
+}
+
+// Decodes four e4m3 numbers.
+DEVICE void widen_e4m3(u32 codes, float (&out)[4]) {
+#pragma unroll
+    for (u32 i = 0; i < 2; ++i) {
+        Vec<f16, 2> pair;
+#ifdef HAS_E4M3
+        pair.registers = e4m3_to_f16((u16)(codes >> 16 * i));
+        constexpr float FACTOR = 1.0f;
+#else
+        // Two codes in the upper bytes of halves. As f16, whose exponent is five bits with a bias of 15, the bits are the
+        // value over 256.
+        const u32 upper = permute_bytes(codes, 0, i ? 0x3424 : 0x1404);
+        pair.registers = (upper & 0x80008000) | (upper & 0x7f007f00) >> 1;
+        constexpr float FACTOR = 256.0f;
+#endif
+        out[i * 2] = to_float(pair.x[0]) * FACTOR;
+        out[i * 2 + 1] = to_float(pair.x[1]) * FACTOR;
+    }
+#ifndef HAS_E4M3
+    // A byte with all seven bits set has a carry into its eighth.
+    const u32 carries = (codes & 0x7f7f7f7f) + 0x01010101 & 0x80808080;
+    if (carries) {
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i)
+            if (carries >> 8 * i & 0x80) out[i] = __uint_as_float(0x7fffffffu);
+    }
+#endif
+}
+
+DEVICE float to_float(e4m3 value) {
+    float four[4];
+    widen_e4m3(value.bits, four);
+    return four[0];
+}
+
+// Rounds to e4m3, ties to even. Numbers beyond the largest become the largest, and NaN stays NaN.
+template <>
+struct Convert<e4m3> {
+    static DEVICE e4m3 from(float value) {
+        const float magnitude = fminf(fabsf(value), 448.0f);
+        const u32 bits = __float_as_uint(magnitude);
+        u32 code = ((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (120 << 3);
+        // The codes up to the least normal number are multiples of 1/512.
+        if (magnitude < 1.0f / 64.0f) code = (u32)rintf(magnitude * 512.0f);
+        if (value != value) code = 0x7f;
+        e4m3 result;
+        result.bits = (u8)((__float_as_uint(value) >> 24 & 0x80) | code);
+        return result;
+    }
+};
+
+// Converts adjacent elements to f32.
+template <int N, class T>
+DEVICE void widen(const Vec<T, N>& from, float (&to)[N]) {
+#pragma unroll
+    for (u32 i = 0; i < N; ++i) to[i] = to_float(from.x[i]);
+}
+
+DEVICE void widen(const Vec<e4m3, 8>& from, float (&to)[8]) {
+    float four[2][4];
+    widen_e4m3(from.registers.x, four[0]);
+    widen_e4m3(from.registers.y, four[1]);
+#pragma unroll
+    for (u32 i = 0; i < 8; ++i) to[i] = four[i / 4][i % 4];
+}
+
+// Loads N adjacent elements of another type.
+template <class T, int N>
+DEVICE Vec<T, N> load_as(const T* address) {
+    return load<N>(address);
+}
+template <class T, int N>
+DEVICE Vec<T, N> load_as(const e4m3* address) {
+    float values[N];
+    widen(load<N>(address), values);
+    Vec<T, N> result;
+#pragma unroll
+    for (u32 i = 0; i < N; ++i) result.x[i] = from_float<T>(values[i]);
     return result;
 }
 

@@ -2,8 +2,8 @@
 // defines the same structs in Rust, with shapes, units and the fields that may be null; a test compares size and
 // offsets. Pointers come first, so that a struct has no hidden padding; explicit padding is called `reserved`.
 //
-// T is the element type of activations, weights and cache (float, f16 or bf16) and a template argument of the kernel, so
-// pointers to it are void here.
+// T is the element type of activations and weights (float, f16 or bf16), and C that of the cache (T or e4m3). They are
+// template arguments of the kernel, so pointers to them are void here.
 #pragma once
 
 typedef unsigned char u8;
@@ -144,8 +144,8 @@ struct MediaRowsParams {
 
 struct QkvPostParams {
     void* q;                // T [tokens, q_heads * head_size]
-    void* k_cache;          // T: the layer's keys in block 0, [KV_BLOCK, kv_heads, head_size]
-    void* v_cache;          // T: the layer's values in block 0
+    void* k_cache;          // C: the layer's keys in block 0, [KV_BLOCK, kv_heads, head_size]
+    void* v_cache;          // C: the layer's values in block 0
     const void* qkv;        // T [tokens, (q_heads + 2 * kv_heads) * head_size]: q, k, v
     const float* q_weight;  // [head_size], or [q_heads * head_size] if norm_whole_row; null: no norm
     const float* k_weight;  // [head_size] or [kv_heads * head_size]; null: no norm
@@ -165,13 +165,15 @@ struct QkvPostParams {
     u32 position_stride;   // at least tokens
     float eps;
     float weight_offset;
+    float k_scale;         // divisors of keys and values of a cache in e4m3
+    float v_scale;
 };
 
 // ------------------------------------------------------------------------------------------- attention: cuda/latent_post.cu
 
 struct LatentPostParams {
     void* out;             // T [tokens, q_heads * (rank + rotary_dim)], of which the last rotary_dim of a head are written
-    void* cache;           // T: the layer's rows in block 0, [KV_BLOCK, rank + rotary_dim]
+    void* cache;           // C: the layer's rows in block 0, [KV_BLOCK, rank + rotary_dim]
     const void* q;         // T [tokens, q_heads * q_size], of which the last rotary_dim of a head are read
     const void* kv;        // T [tokens, rank + rotary_dim]
     const float* weight;   // [rank]
@@ -189,6 +191,8 @@ struct LatentPostParams {
     u32 rope_interleaved;  // 0: pairs (i, i + rotary_dim / 2); 1: pairs (2i, 2i + 1)
     u32 position_stride;   // at least tokens
     float eps;
+    float scale;           // divisor of the rows of a cache in e4m3
+    u32 reserved;
 };
 
 // ------------------------------------------------------------------------------------------- attention: cuda/attention_*.cu
@@ -197,8 +201,8 @@ struct LatentPostParams {
 struct AttentionParams {
     void* out;                // T [tokens, q_heads * value_size]
     const void* q;            // T [tokens, q_heads * head_size]
-    const void* k_cache;      // T: the layer's keys in block 0, [KV_BLOCK, kv_heads, head_size]
-    const void* v_cache;      // T: the layer's values in block 0; k_cache if they are the first elements of the keys
+    const void* k_cache;      // C: the layer's keys in block 0, [KV_BLOCK, kv_heads, head_size]
+    const void* v_cache;      // C: the layer's values in block 0; k_cache if they are the first elements of the keys
     const u32* block_table;   // [sequences, table_stride]
     const u32* query_start;   // [sequences + 1]
     const u32* seq_lens;      // [sequences]
@@ -212,10 +216,12 @@ struct AttentionParams {
     u32 kv_heads;
     u32 head_size;
     u32 window;               // number of tokens that a query sees, including its own and later ones; 0 means all
-    float scale;              // factor of the scores
+    float scale;              // factor of the scores, with the scale of the keys
     float softcap;            // cap * tanh(score / cap); 0 means none
     u32 lookahead;            // number of tokens after its own that a query sees, as far as they exist
     u32 value_size;           // head_size, or less if values are the first elements of the keys
+    float value_scale;        // factor of the output
+    u32 reserved;
 };
 
 struct PagedDecodeParams {
@@ -420,6 +426,8 @@ struct SamplingRow {
     u32 counts_start, counts_end;    // entries of count_ids and count_times
     u32 listed_start, listed_end;    // entries of listed_ids: tokens to report instead of the most likely ones
     u32 top;                         // number of tokens to report beside the row's own, at most SAMPLING_MAX_TOP
+    u32 pending;                     // row of the preceding step whose token counts once more, or SAMPLING_NONE
+    u32 reserved;
 };
 
 struct SamplingParams {
@@ -433,7 +441,7 @@ struct SamplingParams {
     const u32* count_ids;       // tokens of prompt or output, each once per row
     const u32* count_times;     // number of times generated; 0 if only in the prompt
     const u32* listed_ids;
-    u32* ids;                   // [rows]: sampled tokens
+    u32* ids;                   // [rows]: sampled tokens; before the draw, those of the preceding step
     u32* status;                // [rows]: SAMPLING_STATUS_*
     float* logprobs;            // [rows]: log-probabilities of the tokens
     u32* ranks;                 // [rows]: ranks of the tokens, 1 for the most likely

@@ -19,3 +19,10 @@ DEVICE float rotated(const P& p, const float* x, u32 i) {
 }
 
 DEVICE bool is_finite(float x) { return fabsf(x) <= 3.402823466e38f; }
+
+// Returns an element of the cache. In e4m3, it is divided by a scale.
+template <class C>
+DEVICE C cached(float value, float scale) {
+    if constexpr (sizeof(C) == sizeof(e4m3)) value /= scale;
+    return from_float<C>(value);
+}

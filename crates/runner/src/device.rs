@@ -41,7 +41,7 @@ pub(crate) type StepResult = Result<StepOutput, ExecutorError>;
 ///
 /// A backend that works on the caller's thread has a step's tokens when it is sampled, and they are sent at once. A
 /// backend that only launches work is asked for them when the engine waits or when the next step's sampling needs them;
-/// until then it has already been given the next step.
+/// until then it has already been given the next step. Tokens that only penalties need are counted by the backend.
 pub(crate) struct Device {
     backend: Box<dyn Backend>,
     shape: Shape,
@@ -194,7 +194,9 @@ impl Device {
         let (plan, outcome) = self.step.take().unwrap_or_else(none);
         let mut step = UnderWay { plan, tokens, vectors: Vec::new(), state: State::Complete };
         if self.seats.needs_tokens(&step.plan) {
-            self.take_tokens(self.under_way.len());
+            // The backend counts the tokens of the latest step, which it has.
+            let known = self.under_way.len() - usize::from(self.counts_on_device());
+            self.take_tokens(known);
         }
         let outcome = outcome.and_then(|()| {
             self.attempt(|device| {
@@ -223,6 +225,13 @@ impl Device {
                 Ok(StepOutput { tokens, vectors, plan })
             }
         })
+    }
+
+    /// Returns whether the backend can count the tokens of the latest step under way, which then need not be known. It
+    /// cannot if some of them may be those of rejected drafts.
+    fn counts_on_device(&self) -> bool {
+        let verifies = |step: &UnderWay| step.plan.rows.iter().any(|row| row.kind == RowKind::Verify);
+        self.backend.max_in_flight() > 1 && self.under_way.back().is_some_and(|step| !verifies(step))
     }
 
     /// Waits for the tokens of the `steps` oldest steps and distributes them to rows and seats.
@@ -286,6 +295,7 @@ impl Device {
         let mut rows: Vec<SampleRow<'_>> = std::mem::take(&mut self.rows);
         let mut masks = masks.bits.chunks_exact(masks.words.max(1));
         self.seats.count_drafts(plan, &mut self.counts);
+        let drawing = self.under_way.back().filter(|step| matches!(step.state, State::Drawing));
         let mut counts = self.counts.iter();
         for row in plan.rows.iter().filter(|row| row.kind.gives_token()) {
             let sequence = plan.sequence(row);
@@ -295,7 +305,8 @@ impl Device {
                 false => None,
             };
             let counts = if self.seats.counts_drafts(seat, row) { counts.next() } else { None };
-            rows.push(self.seats.row(seat, row, mask, counts).map_err(malformed)?);
+            let pending = drawing.and_then(|step| self.seats.drawn_row(&step.plan, seat));
+            rows.push(self.seats.row(seat, row, mask, counts, pending).map_err(malformed)?);
         }
         if !rows.is_empty() {
             self.backend.start_sampling(&SampleBatch { rows: &rows }).map_err(refused)?;

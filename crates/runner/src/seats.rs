@@ -102,13 +102,15 @@ impl Seats {
         row.kind == RowKind::Verify && self.state(seat).is_ok_and(|state| state.counts.is_some())
     }
 
-    /// Returns the sampler's row of a planned row that gives a token. `counts` are those of a row that has its own.
+    /// Returns the sampler's row of a planned row that gives a token. `counts` are those of a row that has its own,
+    /// and `pending` is the row of the step before whose token is not in them yet.
     pub(crate) fn row<'a>(
         &'a self,
         seat: Seat,
         row: &PlannedRow,
         mask: Option<&'a [u32]>,
         counts: Option<&'a TokenCounts>,
+        pending: Option<u32>,
     ) -> Result<SampleRow<'a>, String> {
         let state = self.state(seat)?;
         let after = row.position as usize + 1;
@@ -126,6 +128,7 @@ impl Seats {
             params: &state.params,
             output_position,
             counts: counts.or(state.counts.as_ref()),
+            pending: pending.filter(|_| state.counts.is_some()),
             logit_bias: &state.requested.logit_bias,
             forbidden: if ending { &[] } else { &state.ends },
             mask,
@@ -149,6 +152,17 @@ impl Seats {
         let counts = |seat| self.state(seat).is_ok_and(|state| state.counts.is_some());
         let mut drawing = plan.rows.iter().filter(|row| row.kind.draws());
         drawing.any(|row| plan.sequence(row).is_some_and(|sequence| counts(sequence.seat)))
+    }
+
+    /// Returns the row of a step under way that draws a token for the sequence of a seat, counted among those that give
+    /// tokens.
+    pub(crate) fn drawn_row(&self, plan: &StepPlan, seat: Seat) -> Option<u32> {
+        let since = self.state(seat).ok()?.since;
+        let mut rows = plan.rows.iter().filter(|row| row.kind.gives_token());
+        let draws = |row: &PlannedRow| {
+            row.kind == RowKind::Draw && plan.sequence(row).is_some_and(|sequence| sequence.seat == seat)
+        };
+        rows.position(draws).filter(|_| since <= plan.step).map(|row| row as u32)
     }
 
     /// Records a token that a step sampled for a seat. It is ignored if the step is older than the seat's current

@@ -17,6 +17,52 @@ pub const PREFILL_HEAD_SIZES: [usize; 5] = [64, 72, 96, 128, 256];
 /// DeepSeek-V2 and V3.
 pub const LATENT_SIZES: [(usize, usize); 1] = [(512, 576)];
 
+/// Element type of the KV cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum CacheType {
+    /// That of activations.
+    #[default]
+    Activation,
+    /// 8-bit floating-point numbers (e4m3), times a scale of the keys and one of the values of a layer.
+    E4m3,
+}
+
+impl CacheType {
+    /// All types.
+    pub const ALL: [Self; 2] = [Self::Activation, Self::E4m3];
+
+    /// Returns the size of an element in bytes beside activations of type `dtype`.
+    pub const fn bytes(self, dtype: Dtype) -> usize {
+        match self {
+            Self::Activation => dtype.bytes(),
+            Self::E4m3 => 1,
+        }
+    }
+
+    /// Returns the last argument of a template, and the ending of the instance's name.
+    const fn endings(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Activation => ("", ""),
+            Self::E4m3 => (", e4m3", "_e4m3"),
+        }
+    }
+}
+
+/// Element types of activations and of the KV cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionTypes {
+    /// Type of activations.
+    pub dtype: Dtype,
+    /// Type of the cache.
+    pub cache: CacheType,
+}
+
+impl From<Dtype> for AttentionTypes {
+    fn from(dtype: Dtype) -> Self {
+        Self { dtype, cache: CacheType::Activation }
+    }
+}
+
 /// Number of keys in a tile of latent attention.
 const LATENT_KEYS: usize = 32;
 
@@ -47,27 +93,35 @@ pub const fn decode_ctas(head_tile: u32) -> u32 {
 }
 
 /// Returns the instance for the split of qkv, norm and rotary embedding of q and k, and cache write.
-pub fn qkv_post(dtype: Dtype) -> Instance {
-    let (call, name) = (format!("qkv_post<{}>", dtype.c_name()), format!("qkv_post_{}", dtype.name()));
+pub fn qkv_post(types: impl Into<AttentionTypes>) -> Instance {
+    let AttentionTypes { dtype, cache } = types.into();
+    let (argument, ending) = cache.endings();
+    let call = format!("qkv_post<{}{argument}>", dtype.c_name());
+    let name = format!("qkv_post_{}{ending}", dtype.name());
     // By default the compiler fits all threads of an sm_70 at once, for which it spills.
     Instance::new::<QkvPostParams>(sources::QKV_POST, name, call, 128).typed(dtype).resident(8)
 }
 
 /// Returns the instance for what latent attention does before attention itself.
-pub fn latent_post(dtype: Dtype) -> Instance {
-    let (call, name) = (format!("latent_post<{}>", dtype.c_name()), format!("latent_post_{}", dtype.name()));
+pub fn latent_post(types: impl Into<AttentionTypes>) -> Instance {
+    let AttentionTypes { dtype, cache } = types.into();
+    let (argument, ending) = cache.endings();
+    let call = format!("latent_post<{}{argument}>", dtype.c_name());
+    let name = format!("latent_post_{}{ending}", dtype.name());
     Instance::new::<LatentPostParams>(sources::LATENT_POST, name, call, 128).typed(dtype).resident(8)
 }
 
 /// Returns the instance for attention of any head size, in decode and prefill, with f32 arithmetic. Heads of more than
 /// [`MAX_HEAD_SIZE`] elements are those of latent attention.
-pub fn paged_attention(dtype: Dtype, head_size: usize) -> Instance {
+pub fn paged_attention(types: impl Into<AttentionTypes>, head_size: usize) -> Instance {
     const THREADS: usize = 128;
+    let AttentionTypes { dtype, cache } = types.into();
+    let (argument, ending) = cache.endings();
     let largest = if head_size <= MAX_HEAD_SIZE { MAX_HEAD_SIZE } else { MAX_LATENT_SIZE };
-    let call = format!("paged_attention<{}, {}>", dtype.c_name(), largest / THREADS);
+    let call = format!("paged_attention<{}, {}{argument}>", dtype.c_name(), largest / THREADS);
     let name = match largest {
-        MAX_HEAD_SIZE => format!("paged_attention_{}", dtype.name()),
-        _ => format!("paged_attention_{}_d{largest}", dtype.name()),
+        MAX_HEAD_SIZE => format!("paged_attention_{}{ending}", dtype.name()),
+        _ => format!("paged_attention_{}_d{largest}{ending}", dtype.name()),
     };
     let instance = Instance::new::<AttentionParams>(sources::ATTENTION_PLAIN, name, call, THREADS as u32).typed(dtype);
     // By default the compiler spills to fit more CTAs of large heads on an sm_70.
@@ -76,10 +130,13 @@ pub fn paged_attention(dtype: Dtype, head_size: usize) -> Instance {
 
 /// Returns the template's arguments and the name's ending for latent attention; `None` if [`paged_attention`] must be
 /// used.
-fn latent(chip: Chip, dtype: Dtype, sizes: (usize, usize)) -> Option<(String, String)> {
-    let (rank, size) = sizes;
+fn latent(chip: Chip, types: AttentionTypes, sizes: (usize, usize)) -> Option<(String, String)> {
+    let (AttentionTypes { dtype, cache }, (rank, size)) = (types, sizes);
+    let (argument, ending) = cache.endings();
     let is_known = dtype != Dtype::F32 && LATENT_SIZES.contains(&sizes) && chip.has_sm80();
-    is_known.then(|| (format!("<{}, {rank}, {size}>", dtype.c_name()), format!("{}_d{size}", dtype.name())))
+    is_known.then(|| {
+        (format!("<{}, {rank}, {size}{argument}>", dtype.c_name()), format!("{}_d{size}{ending}", dtype.name()))
+    })
 }
 
 /// Returns an instance with the shared memory of latent attention: the queries and two tiles of keys in 16-bit elements,
@@ -98,16 +155,16 @@ pub const fn latent_ctas(chip: Chip) -> u32 {
 
 /// Returns the instance for decode of latent attention, with a latent and a row of the cache of these sizes; `None` if
 /// [`paged_attention`] must be used.
-pub fn latent_decode(chip: Chip, dtype: Dtype, sizes: (usize, usize)) -> Option<Instance> {
-    let (arguments, ending) = latent(chip, dtype, sizes)?;
+pub fn latent_decode(chip: Chip, types: impl Into<AttentionTypes>, sizes: (usize, usize)) -> Option<Instance> {
+    let (arguments, ending) = latent(chip, types.into(), sizes)?;
     let (call, name) = (format!("latent_decode{arguments}"), format!("latent_decode_{ending}"));
     let instance = Instance::new::<PagedDecodeParams>(sources::ATTENTION_LATENT, name, call, 128);
     Some(with_latent_memory(instance, sizes.1))
 }
 
 /// Returns the instance for prefill of latent attention; `None` if [`paged_attention`] must be used.
-pub fn latent_prefill(chip: Chip, dtype: Dtype, sizes: (usize, usize)) -> Option<Instance> {
-    let (arguments, ending) = latent(chip, dtype, sizes)?;
+pub fn latent_prefill(chip: Chip, types: impl Into<AttentionTypes>, sizes: (usize, usize)) -> Option<Instance> {
+    let (arguments, ending) = latent(chip, types.into(), sizes)?;
     let (call, name) = (format!("latent_prefill{arguments}"), format!("latent_prefill_{ending}"));
     let instance = Instance::new::<AttentionParams>(sources::ATTENTION_LATENT, name, call, 128);
     Some(with_latent_memory(instance, sizes.1))
@@ -115,30 +172,35 @@ pub fn latent_prefill(chip: Chip, dtype: Dtype, sizes: (usize, usize)) -> Option
 
 /// Returns the instance for decode attention with `group` query heads per KV head; `None` if [`paged_attention`] must
 /// be used.
-pub fn paged_decode(dtype: Dtype, head_size: usize, group: usize) -> Option<Instance> {
+pub fn paged_decode(types: impl Into<AttentionTypes>, head_size: usize, group: usize) -> Option<Instance> {
+    let AttentionTypes { dtype, cache } = types.into();
     if dtype == Dtype::F32 || !HEAD_SIZES.contains(&head_size) {
         return None;
     }
     let tile = decode_head_tile(group);
-    let call = format!("paged_decode<{}, {head_size}, {tile}>", dtype.c_name());
-    let name = format!("paged_decode_{}_d{head_size}_g{tile}", dtype.name());
+    let (argument, ending) = cache.endings();
+    let call = format!("paged_decode<{}, {head_size}, {tile}{argument}>", dtype.c_name());
+    let name = format!("paged_decode_{}_d{head_size}_g{tile}{ending}", dtype.name());
     let instance = Instance::new::<PagedDecodeParams>(sources::ATTENTION_DECODE, name, call, 128).typed(dtype);
     Some(instance.resident(decode_ctas(tile)))
 }
 
 /// Returns the instance for prefill attention on a chip's tensor cores; `None` if [`paged_attention`] must be used.
-pub fn paged_prefill(chip: Chip, dtype: Dtype, head_size: usize) -> Option<Instance> {
-    if dtype == Dtype::F32 || !PREFILL_HEAD_SIZES.contains(&head_size) {
+pub fn paged_prefill(chip: Chip, types: impl Into<AttentionTypes>, head_size: usize) -> Option<Instance> {
+    let AttentionTypes { dtype, cache } = types.into();
+    let sizes = if cache == CacheType::Activation { &PREFILL_HEAD_SIZES[..] } else { &HEAD_SIZES };
+    if dtype == Dtype::F32 || !sizes.contains(&head_size) {
         return None;
     }
+    let (argument, ending) = cache.endings();
     let queries = PrefillPlan::QUERIES as usize;
     // A row in shared memory is a head of whole instructions and 16 bytes of padding, in 16-bit elements.
     let row_bytes = (head_size.next_multiple_of(16) + 8) * 2;
     if chip.has_sm80() {
         // Shared memory holds keys and values of a tile, and queries if they do not fit into registers.
         let rows = if head_size > 128 { queries + 2 * 32 } else { 2 * 64 };
-        let call = format!("paged_prefill<{}, {head_size}>", dtype.c_name());
-        let name = format!("paged_prefill_{}_d{head_size}", dtype.name());
+        let call = format!("paged_prefill<{}, {head_size}{argument}>", dtype.c_name());
+        let name = format!("paged_prefill_{}_d{head_size}{ending}", dtype.name());
         let instance = Instance::new::<AttentionParams>(sources::ATTENTION_PREFILL, name, call, 128);
         return Some(instance.with_shared(rows * row_bytes).resident(prefill_ctas(head_size)).on(Chips::FromSm80));
     }
@@ -148,25 +210,28 @@ pub fn paged_prefill(chip: Chip, dtype: Dtype, head_size: usize) -> Option<Insta
     // Shared memory holds queries, a tile of 32 keys and one of values, and each query's weights of the tile, in rows
     // of 32 with a padding of 8.
     let shared = (queries + 2 * 32) * row_bytes + queries * (32 + 8) * 2;
-    let call = format!("paged_prefill_volta<{head_size}>");
-    let name = format!("paged_prefill_volta_d{head_size}");
+    let call = format!("paged_prefill_volta<{head_size}{argument}>");
+    let name = format!("paged_prefill_volta_d{head_size}{ending}");
     let instance = Instance::new::<AttentionParams>(sources::ATTENTION_PREFILL_VOLTA, name, call, 128);
-    Some(instance.with_shared(shared).on(Chips::BeforeSm80))
+    let instance = instance.with_shared(shared).on(Chips::BeforeSm80);
+    // By default the compiler spills a little to fit a fourth CTA.
+    Some(if (cache, head_size) == (CacheType::E4m3, 64) { instance.resident(3) } else { instance })
 }
 
 pub(super) fn all(chip: Chip) -> Vec<Instance> {
     let mut instances = Vec::new();
-    for dtype in Dtype::ALL.into_iter().filter(|&d| chip.has(d)) {
-        instances.extend([qkv_post(dtype), latent_post(dtype)]);
-        instances.extend([MAX_HEAD_SIZE, MAX_LATENT_SIZE].map(|size| paged_attention(dtype, size)));
+    let dtypes = Dtype::ALL.into_iter().filter(|&d| chip.has(d));
+    for types in dtypes.flat_map(|dtype| CacheType::ALL.map(|cache| AttentionTypes { dtype, cache })) {
+        instances.extend([qkv_post(types), latent_post(types)]);
+        instances.extend([MAX_HEAD_SIZE, MAX_LATENT_SIZE].map(|size| paged_attention(types, size)));
         for sizes in LATENT_SIZES {
-            instances.extend(latent_decode(chip, dtype, sizes));
-            instances.extend(latent_prefill(chip, dtype, sizes));
+            instances.extend(latent_decode(chip, types, sizes));
+            instances.extend(latent_prefill(chip, types, sizes));
         }
         for size in HEAD_SIZES {
-            instances.extend(HEAD_TILES.into_iter().filter_map(|tile| paged_decode(dtype, size, tile as usize)));
+            instances.extend(HEAD_TILES.into_iter().filter_map(|tile| paged_decode(types, size, tile as usize)));
         }
-        instances.extend(PREFILL_HEAD_SIZES.into_iter().filter_map(|size| paged_prefill(chip, dtype, size)));
+        instances.extend(PREFILL_HEAD_SIZES.into_iter().filter_map(|size| paged_prefill(chip, types, size)));
     }
     instances
 }

@@ -1,6 +1,6 @@
 //! Parameters of the attention kernels: `cuda/qkv_post.cu`, `cuda/latent_post.cu`, `cuda/attention_*.cu`.
 //!
-//! The cache of a KV group is `[block][layer][k or v][KV_BLOCK][kv_heads][head_size]` of T. Kernels get the addresses
+//! The cache of a KV group is `[block][layer][k or v][KV_BLOCK][kv_heads][head_size]` of C, which is T or e4m3. Kernels get the addresses
 //! of their layer's keys and values in block 0, and the number of elements to those of the next block. A layer of latent
 //! attention has one row for keys and values: `[KV_BLOCK][head_size]`.
 
@@ -13,9 +13,9 @@ params! {
     QkvPostParams {
         /// T `[tokens, q_heads · head_size]`.
         q: DevicePtr,
-        /// T: the layer's keys in block 0, `[KV_BLOCK, kv_heads, head_size]`.
+        /// C: the layer's keys in block 0, `[KV_BLOCK, kv_heads, head_size]`.
         k_cache: DevicePtr,
-        /// T: the layer's values in block 0.
+        /// C: the layer's values in block 0.
         v_cache: DevicePtr,
         /// T `[tokens, (q_heads + 2 · kv_heads) · head_size]`: q, then k, then v.
         qkv: DevicePtr,
@@ -55,6 +55,10 @@ params! {
         eps: f32,
         /// Value added to the weights: 1 for Gemma, else 0.
         weight_offset: f32,
+        /// Divisor of the keys of a cache in e4m3.
+        k_scale: f32,
+        /// Divisor of the values of a cache in e4m3.
+        v_scale: f32,
     }
 
     /// Normalises the latent, rotates the queries and the key of all heads, writes the row to the cache. Grid:
@@ -62,7 +66,7 @@ params! {
     LatentPostParams {
         /// T `[tokens, q_heads · (rank + rotary_dim)]`, of which the last `rotary_dim` of a head are written.
         out: DevicePtr,
-        /// T: the layer's rows in block 0, `[KV_BLOCK, rank + rotary_dim]`.
+        /// C: the layer's rows in block 0, `[KV_BLOCK, rank + rotary_dim]`.
         cache: DevicePtr,
         /// T `[tokens, q_heads · q_size]`, of which the last `rotary_dim` of a head are read.
         q: DevicePtr,
@@ -99,6 +103,10 @@ params! {
         position_stride: u32,
         /// Value added under the root.
         eps: f32,
+        /// Divisor of the rows of a cache in e4m3.
+        scale: f32,
+        /// Padding, 0.
+        reserved: u32,
     }
 
     /// Attention over a paged cache: with `end = p + 1 + lookahead`, the query at position p sees the keys `end − window ..
@@ -109,9 +117,9 @@ params! {
         out: DevicePtr,
         /// T `[tokens, q_heads · head_size]`.
         q: DevicePtr,
-        /// T: the layer's keys in block 0, `[KV_BLOCK, kv_heads, head_size]`.
+        /// C: the layer's keys in block 0, `[KV_BLOCK, kv_heads, head_size]`.
         k_cache: DevicePtr,
-        /// T: the layer's values in block 0; `k_cache` if they are the first elements of the keys.
+        /// C: the layer's values in block 0; `k_cache` if they are the first elements of the keys.
         v_cache: DevicePtr,
         /// u32 `[sequences, table_stride]`.
         block_table: DevicePtr,
@@ -143,7 +151,7 @@ params! {
         head_size: u32,
         /// Number of tokens that a query sees, including its own and later ones; 0 means all.
         window: u32,
-        /// Factor of the scores.
+        /// Factor of the scores. It includes the scale of the keys of a cache in e4m3.
         scale: f32,
         /// Cap of the scores: `cap · tanh(score / cap)` before the softmax; 0 means none.
         softcap: f32,
@@ -151,6 +159,10 @@ params! {
         lookahead: u32,
         /// Number of elements of a value: `head_size`, or less if values are the first elements of the keys.
         value_size: u32,
+        /// Factor of the output: the scale of the values of a cache in e4m3, else 1.
+        value_scale: f32,
+        /// Padding, 0.
+        reserved: u32,
     }
 
     /// Parameters of decode attention. The keys of a sequence are divided into the plan's splits, and the CTA that

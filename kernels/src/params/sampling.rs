@@ -62,6 +62,10 @@ params! {
         listed_end: u32,
         /// Number of most likely tokens to report, at most [`SAMPLING_MAX_TOP`].
         top: u32,
+        /// Row of the preceding step whose token is counted once more, or [`SAMPLING_NONE`]. The row has [`SAMPLING_ADJUST`].
+        pending: u32,
+        /// Padding, 0.
+        reserved: u32,
     }
 
     /// Arrays of `sampling_adjust`, `sampling_draw` and `sampling_logprobs`, launched in this order with one block per
@@ -87,7 +91,7 @@ params! {
         count_times: DevicePtr,
         /// Tokens to report.
         listed_ids: DevicePtr,
-        /// `[R]` of u32: the sampled or forced tokens.
+        /// `[R]` of u32: the sampled or forced tokens; before `sampling_draw`, those of the preceding step.
         ids: DevicePtr,
         /// `[R]` of u32: 0 or [`SAMPLING_STATUS_EXHAUSTED`].
         status: DevicePtr,
@@ -148,5 +152,7 @@ impl SamplingRow {
         listed_start: 0,
         listed_end: 0,
         top: 0,
+        pending: SAMPLING_NONE,
+        reserved: 0,
     };
 }

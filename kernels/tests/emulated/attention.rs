@@ -5,11 +5,11 @@ use std::ops::Range;
 use std::sync::{LazyLock, Mutex};
 
 use octavo_kernels::emulation::{BankUse, Order};
-use octavo_kernels::manifest::{self, Chip, Dtype, Instance};
+use octavo_kernels::manifest::{self, AttentionTypes, CacheType, Chip, Dtype, Instance};
 use octavo_kernels::params::{AttentionParams, KV_BLOCK, LATENT_ROWS, PagedDecodeParams};
 use octavo_kernels::plan::{DecodePlan, PrefillPlan};
-use octavo_ops::Sight;
 use octavo_ops::testing::TestRng;
+use octavo_ops::{Sight, e4m3, to_e4m3};
 
 use crate::common::{assert_near, in_every_order, launch, rng};
 use crate::launcher::{Kernels, address, address_mut, dtypes, has_sm80, on_device};
@@ -55,6 +55,7 @@ pub(crate) struct Setup {
     pub(crate) sight: Sight,
     /// Number of elements of a value, if values are the first elements of the keys.
     pub(crate) prefix: Option<usize>,
+    pub(crate) cache: CacheType,
     pub(crate) path: Path,
 }
 
@@ -100,25 +101,50 @@ impl Setup {
         self.sinks.then(|| (0..self.q_heads).map(|head| [0.5, -2.0, 6.0, 1.5][head % 4]).collect())
     }
 
+    /// Returns the types of the kernels.
+    fn types(&self) -> AttentionTypes {
+        AttentionTypes { dtype: self.dtype, cache: self.cache }
+    }
+
+    /// Returns the scales of the keys and of the values, which are 1 unless the cache is in e4m3.
+    fn kv_scales(&self) -> [f32; 2] {
+        match (self.cache, self.prefix) {
+            (CacheType::Activation, _) => [1.0; 2],
+            (CacheType::E4m3, None) => [0.37, 2.9],
+            (CacheType::E4m3, Some(_)) => [0.37; 2],
+        }
+    }
+
+    /// Returns random queries, and keys and values that the cache has exactly.
     pub(crate) fn sequence(&self, len: usize, rng: &mut TestRng) -> Sequence {
         let mut array = |cols| Array::random(self.dtype, len * cols, rng);
-        let (q, k) = (array(self.q_cols()), array(self.kv_cols()));
+        let q = array(self.q_cols());
+        let mut array = |cols| match self.cache {
+            CacheType::Activation => array(cols),
+            CacheType::E4m3 => {
+                let rounded = |x| f64::from(e4m3(to_e4m3(x as f32)));
+                Array::new(self.dtype, &array(cols).values().into_iter().map(rounded).collect::<Vec<_>>())
+            }
+        };
+        let k = array(self.kv_cols());
         Sequence { v: if self.prefix.is_some() { k.clone() } else { array(self.kv_cols()) }, q, k }
     }
 
     fn instances(&self) -> Vec<Instance> {
         match self.path {
-            Path::Plain => vec![manifest::paged_attention(self.dtype, self.size)],
+            Path::Plain => vec![manifest::paged_attention(self.types(), self.size)],
             Path::Fast { chip, .. } if let Some(rank) = self.prefix => {
-                let of = |make: fn(_, _, _) -> Option<Instance>| make(chip, self.dtype, (rank, self.size));
+                let of = |make: fn(Chip, AttentionTypes, (usize, usize)) -> Option<Instance>| {
+                    make(chip, self.types(), (rank, self.size))
+                };
                 [manifest::latent_prefill, manifest::latent_decode].map(|make| of(make).expect("a kernel")).to_vec()
             }
             Path::Fast { chip, .. } => {
-                let prefill = manifest::paged_prefill(chip, self.dtype, self.size).expect("a prefill kernel");
+                let prefill = manifest::paged_prefill(chip, self.types(), self.size).expect("a prefill kernel");
                 if self.sight == Sight::Both {
                     return vec![prefill];
                 }
-                let decode = manifest::paged_decode(self.dtype, self.size, self.q_heads / self.kv_heads);
+                let decode = manifest::paged_decode(self.types(), self.size, self.q_heads / self.kv_heads);
                 vec![prefill, decode.expect("a decode kernel")]
             }
         }
@@ -142,6 +168,7 @@ impl Setup {
     /// Returns a query's output in f64, `[q_cols]`, computed from queries, keys and values as f64.
     fn expected(&self, [q, k, v]: [&[f64]; 3], position: usize) -> Vec<f64> {
         let range = self.seen(position, k.len() / self.kv_cols());
+        let [k_scale, v_scale] = self.kv_scales().map(f64::from);
         let mut out = vec![0.0; self.out_cols()];
         for (head, out) in out.chunks_mut(self.value_size()).enumerate() {
             let q = &q[position * self.q_cols() + head * self.size..][..self.size];
@@ -149,7 +176,7 @@ impl Setup {
             let at = |key| key * self.kv_cols() + kv_head * self.size;
             let score = |key| {
                 let product: f64 = q.iter().zip(&k[at(key)..]).map(|(q, k)| q * k).sum();
-                let score = product * f64::from(self.scale());
+                let score = product * k_scale * f64::from(self.scale());
                 self.softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
             };
             let scores: Vec<f64> = range.clone().map(score).collect();
@@ -158,7 +185,7 @@ impl Setup {
             let sum: f64 = scores.iter().copied().chain(sink).map(|s| (s - largest).exp()).sum();
             for (key, score) in range.clone().zip(&scores) {
                 let weight = (score - largest).exp() / sum;
-                out.iter_mut().zip(&v[at(key)..]).for_each(|(o, v)| *o += weight * v);
+                out.iter_mut().zip(&v[at(key)..]).for_each(|(o, v)| *o += weight * v_scale * v);
             }
         }
         out
@@ -215,6 +242,8 @@ struct Step<'a> {
     rows: Vec<Range<usize>>,
     q: Array,
     cache: Array,
+    /// The cache in e4m3, if that is its type.
+    codes: Vec<u8>,
     sinks: Option<Vec<f32>>,
     table: Vec<u32>,
     table_stride: usize,
@@ -238,6 +267,7 @@ impl<'a> Step<'a> {
             rows: Vec::new(),
             q: Array::poisoned(setup.dtype, chunks.iter().map(|(_, p)| p.len()).sum::<usize>() * setup.q_cols()),
             cache: Array::poisoned(setup.dtype, blocks * Self::LAYERS * setup.planes() * KV_BLOCK * setup.kv_cols()),
+            codes: Vec::new(),
             sinks: setup.sinks(),
             table: Vec::new(),
             table_stride,
@@ -270,6 +300,9 @@ impl<'a> Step<'a> {
             step.rows.push(start..start + positions.len());
             step.query_start.push((start + positions.len()) as u32);
         }
+        if setup.cache == CacheType::E4m3 {
+            step.codes = step.cache.values().into_iter().map(|x| to_e4m3(x as f32)).collect();
+        }
         step
     }
 
@@ -299,7 +332,9 @@ impl<'a> Step<'a> {
     fn params(&self, out: u64, plan: u64) -> AttentionParams {
         let (window, lookahead) = self.setup.reach();
         let plane = KV_BLOCK * self.setup.kv_cols();
-        let layer = |number: usize| self.cache.ptr() + (number * plane * self.setup.dtype.bytes()) as u64;
+        let start = if self.codes.is_empty() { self.cache.ptr() } else { address(&self.codes) };
+        let layer = |number: usize| start + (number * plane * self.setup.cache.bytes(self.setup.dtype)) as u64;
+        let [k_scale, value_scale] = self.setup.kv_scales();
         AttentionParams {
             out,
             q: self.q.ptr(),
@@ -318,10 +353,12 @@ impl<'a> Step<'a> {
             kv_heads: self.setup.kv_heads as u32,
             head_size: self.setup.size as u32,
             window,
-            scale: self.setup.scale(),
+            scale: self.setup.scale() * k_scale,
             softcap: self.setup.softcap.unwrap_or(0.0),
             lookahead,
             value_size: self.setup.value_size() as u32,
+            value_scale,
+            reserved: 0,
         }
     }
 
@@ -398,7 +435,19 @@ pub(crate) fn setups() -> Vec<Setup> {
         // A setup that does not run on this device is replaced by a similar one.
         let dtype = if dtypes().contains(&dtype) { dtype } else { Dtype::F16 };
         let path = if path == Path::AMPERE && !has_sm80() { Path::VOLTA } else { path };
-        Setup { dtype, q_heads, kv_heads, size, window, softcap, sinks, sight, prefix: None, path }
+        Setup {
+            dtype,
+            q_heads,
+            kv_heads,
+            size,
+            window,
+            softcap,
+            sinks,
+            sight,
+            prefix: None,
+            cache: CacheType::Activation,
+            path,
+        }
     };
     vec![
         setup(Dtype::Bf16, (4, 1), 128, Path::AMPERE),
@@ -460,6 +509,33 @@ fn spans_are_as_in_f64() {
 }
 
 #[test]
+fn attention_over_a_cache_in_e4m3_is_as_in_f64() {
+    let rng = &mut rng();
+    for setup in setups() {
+        let setup = Setup { cache: CacheType::E4m3, ..setup };
+        check_drawn_step(&setup, rng, 150);
+        check_drawn_step(&with_options(setup, rng), rng, 150);
+    }
+}
+
+/// A key of a cache in e4m3 that is NaN reaches the rows that see it and no other.
+#[test]
+fn keys_in_e4m3_that_are_no_numbers_reach_no_row_before_them() {
+    let rng = &mut rng();
+    for setup in setups() {
+        let setup = Setup { cache: CacheType::E4m3, ..setup };
+        let (len, kv_cols, cols) = (90, setup.kv_cols(), setup.out_cols());
+        let mut sequence = setup.sequence(len, rng);
+        let expected = setup.run(&[(&sequence, 0..len)], 1).remove(0);
+        let place = 1 + rng.below(len - 1);
+        sequence.k.copy_from(place * kv_cols, &Array::poisoned(setup.dtype, kv_cols), 0..kv_cols);
+        let found = setup.run(&[(&sequence, 0..len)], 2).remove(0);
+        assert!(found.bits(0..place * cols) == expected.bits(0..place * cols), "{setup:?}: rows before {place}");
+        assert!(found.range(place * cols..len * cols).iter().all(|x| x.is_nan()), "{setup:?}: rows from {place} on");
+    }
+}
+
+#[test]
 fn attention_is_as_in_f64() {
     let rng = &mut rng();
     for setup in setups() {
@@ -477,10 +553,24 @@ fn every_setup() -> Vec<Setup> {
         for (size, q_heads) in manifest::HEAD_SIZES.into_iter().flat_map(|size| [1, 2, 4, 8].map(|group| (size, group)))
         {
             let (window, softcap, sinks, sight) = (None, None, false, Sight::Causal);
-            let setup =
-                |path| Setup { dtype, q_heads, kv_heads: 1, size, window, softcap, sinks, sight, prefix: None, path };
-            all.extend(has_sm80().then(|| setup(Path::AMPERE)));
-            all.extend((dtype == Dtype::F16).then(|| setup(Path::VOLTA)));
+            let setup = |path| Setup {
+                dtype,
+                q_heads,
+                kv_heads: 1,
+                size,
+                window,
+                softcap,
+                sinks,
+                sight,
+                prefix: None,
+                cache: CacheType::Activation,
+                path,
+            };
+            for cache in CacheType::ALL {
+                let setup = |path| Setup { cache, ..setup(path) };
+                all.extend(has_sm80().then(|| setup(Path::AMPERE)));
+                all.extend((dtype == Dtype::F16).then(|| setup(Path::VOLTA)));
+            }
         }
     }
     all
@@ -515,6 +605,7 @@ fn segment_setups() -> Vec<Setup> {
                 sinks,
                 sight,
                 prefix: None,
+                cache: CacheType::Activation,
                 path,
             };
             all.push(setup(Path::Plain));
@@ -584,5 +675,6 @@ fn small_attention() {
     let rng = &mut rng();
     for setup in [setups[1], setups[5], setups[8]] {
         check_drawn_step(&with_options(setup, rng), rng, 80);
+        check_drawn_step(&Setup { cache: CacheType::E4m3, ..setup }, rng, 80);
     }
 }

@@ -2,14 +2,16 @@
 
 use std::sync::LazyLock;
 
-use octavo_kernels::manifest::{self, Dtype};
+use octavo_kernels::emulation::Order;
+use octavo_kernels::manifest::{self, AttentionTypes, CacheType, Dtype};
 use octavo_kernels::params::{KV_BLOCK, LatentPostParams, NO_SLOT};
 use octavo_ops::Sight;
 use octavo_ops::testing::TestRng;
 
 use crate::attention::{Chunk, Path, Sequence, Setup, check_drawn_step, with_options};
 use crate::common::{assert_near, in_every_order, launch, rng};
-use crate::launcher::{Kernels, address, dtypes, has_sm80};
+use crate::launcher::{Kernels, address, address_mut, dtypes, has_sm80};
+use crate::qkv_post::check_codes;
 use crate::support::{Array, Tolerance, normal, pick};
 
 /// Returns attention over latents: with the kernels of DeepSeek's sizes, if the device has them, and with the plain one.
@@ -24,6 +26,7 @@ pub(crate) fn setups(q_heads: usize) -> Vec<Setup> {
         sinks: false,
         sight: Sight::Causal,
         prefix: Some(rank),
+        cache: CacheType::Activation,
         path,
     };
     let sizes = manifest::LATENT_SIZES[0];
@@ -42,6 +45,7 @@ fn latent_attention_is_as_in_f64() {
         for setup in setups(q_heads) {
             check_drawn_step(&setup, rng, 90);
             check_drawn_step(&with_options(setup, rng), rng, 90);
+            check_drawn_step(&Setup { cache: CacheType::E4m3, ..with_options(setup, rng) }, rng, 90);
         }
     }
 }
@@ -69,7 +73,7 @@ fn a_latent_row_depends_neither_on_the_batch_nor_on_the_chunks() {
 #[test]
 fn a_spoilt_row_reaches_only_what_sees_it() {
     let rng = &mut rng();
-    for setup in setups(3) {
+    for setup in setups(3).into_iter().flat_map(|setup| CacheType::ALL.map(|cache| Setup { cache, ..setup })) {
         let mut s = setup.sequence(60, rng);
         let (at, rank) = (40, setup.prefix.expect("a latent"));
         for i in 0..setup.size {
@@ -104,11 +108,13 @@ fn splits_of_latents_agree() {
 }
 
 static KERNELS: LazyLock<Kernels> = LazyLock::new(|| {
-    let instances: Vec<_> = dtypes().into_iter().map(manifest::latent_post).collect();
-    Kernels::new(&instances)
+    let types = dtypes().into_iter().flat_map(|dtype| CacheType::ALL.map(|cache| AttentionTypes { dtype, cache }));
+    Kernels::new(&types.map(manifest::latent_post).collect::<Vec<_>>())
 });
 
 const EPS: f32 = 1e-3;
+/// Scale of a cache in e4m3.
+const SCALE: f32 = 0.21;
 const POSITIONS: usize = 40;
 const LAYERS: usize = 2;
 const BLOCKS: usize = 3;
@@ -167,33 +173,51 @@ impl Case {
     /// Returns the queries and the cache.
     fn run(&self) -> (Array, Array) {
         in_every_order(|order| {
-            let mut out = self.absorbed.clone();
-            let plane = KV_BLOCK * self.row();
-            let mut cache = Array::poisoned(self.dtype, BLOCKS * LAYERS * plane);
-            let params = LatentPostParams {
-                out: out.ptr_mut(),
-                cache: cache.ptr_mut() + (plane * self.dtype.bytes()) as u64,
-                q: self.q.ptr(),
-                kv: self.kv.ptr(),
-                weight: address(&self.weight),
-                cosine: address(&self.cosine),
-                sine: address(&self.sine),
-                positions: address(&self.positions),
-                streams: 0,
-                slots: address(&self.slots),
-                block_stride: (LAYERS * plane) as u64,
-                tokens: self.slots.len() as u32,
-                q_heads: self.heads as u32,
-                q_size: (self.content + self.rotary) as u32,
-                rank: self.rank as u32,
-                rotary_dim: self.rotary as u32,
-                rope_interleaved: self.interleaved.into(),
-                position_stride: self.slots.len() as u32,
-                eps: EPS,
-            };
-            launch(&KERNELS, order, &manifest::latent_post(self.dtype), params.grid(), &params);
+            let mut cache = Array::poisoned(self.dtype, BLOCKS * LAYERS * KV_BLOCK * self.row());
+            let out = self.launch(order, CacheType::Activation, cache.ptr_mut());
             (out, cache)
         })
+    }
+
+    /// Returns the cache in e4m3.
+    fn codes(&self) -> Vec<u8> {
+        in_every_order(|order| {
+            let mut codes = vec![u8::MAX; BLOCKS * LAYERS * KV_BLOCK * self.row()];
+            self.launch(order, CacheType::E4m3, address_mut(&mut codes));
+            codes
+        })
+    }
+
+    /// Returns the queries, and writes a cache that begins at `base`.
+    fn launch(&self, order: Order, cache: CacheType, base: u64) -> Array {
+        let mut out = self.absorbed.clone();
+        let plane = KV_BLOCK * self.row();
+        let params = LatentPostParams {
+            out: out.ptr_mut(),
+            cache: base + (plane * cache.bytes(self.dtype)) as u64,
+            q: self.q.ptr(),
+            kv: self.kv.ptr(),
+            weight: address(&self.weight),
+            cosine: address(&self.cosine),
+            sine: address(&self.sine),
+            positions: address(&self.positions),
+            streams: 0,
+            slots: address(&self.slots),
+            block_stride: (LAYERS * plane) as u64,
+            tokens: self.slots.len() as u32,
+            q_heads: self.heads as u32,
+            q_size: (self.content + self.rotary) as u32,
+            rank: self.rank as u32,
+            rotary_dim: self.rotary as u32,
+            rope_interleaved: self.interleaved.into(),
+            position_stride: self.slots.len() as u32,
+            eps: EPS,
+            scale: SCALE,
+            reserved: 0,
+        };
+        let instance = manifest::latent_post(AttentionTypes { dtype: self.dtype, cache });
+        launch(&KERNELS, order, &instance, params.grid(), &params);
+        out
     }
 
     fn rotated(&self, token: usize, mut x: Vec<f64>) -> Vec<f64> {
@@ -252,6 +276,17 @@ fn queries_and_rows_are_as_in_f64() {
     let rng = &mut rng();
     for _ in 0..10 {
         dtypes().into_iter().for_each(|dtype| Case::draw(dtype, rng).check());
+    }
+}
+
+#[test]
+fn codes_are_those_of_the_numbers() {
+    let rng = &mut rng();
+    for dtype in dtypes().into_iter().flat_map(|dtype| [dtype; 3]) {
+        let mut case = Case::draw(dtype, rng);
+        case.kv.set(rng.below(case.kv.len()), f64::INFINITY);
+        let (codes, (_, cache)) = (case.codes(), case.run());
+        check_codes(&codes, &cache, |_| SCALE);
     }
 }
 

@@ -2,17 +2,19 @@
 
 use std::sync::LazyLock;
 
-use octavo_kernels::manifest::{self, Dtype};
+use octavo_kernels::emulation::Order;
+use octavo_kernels::manifest::{self, AttentionTypes, CacheType, Dtype};
 use octavo_kernels::params::{KV_BLOCK, NO_SLOT, QkvPostParams};
 use octavo_ops::testing::TestRng;
+use octavo_ops::{e4m3, to_e4m3};
 
 use crate::common::{assert_near, in_every_order, launch, rng};
-use crate::launcher::{Kernels, address, dtypes};
+use crate::launcher::{Kernels, address, address_mut, dtypes};
 use crate::support::{Array, Tolerance, normal, pick};
 
 static KERNELS: LazyLock<Kernels> = LazyLock::new(|| {
-    let instances: Vec<_> = dtypes().into_iter().map(manifest::qkv_post).collect();
-    Kernels::new(&instances)
+    let types = dtypes().into_iter().flat_map(|dtype| CacheType::ALL.map(|cache| AttentionTypes { dtype, cache }));
+    Kernels::new(&types.map(manifest::qkv_post).collect::<Vec<_>>())
 });
 
 /// Norm weights of q and k, over a head or over the whole row.
@@ -53,6 +55,10 @@ struct Case {
 }
 
 const EPS: f32 = 1e-6;
+/// Scales of a cache in e4m3, and a code that means NaN and is never written: its sign is that of no number.
+const K_SCALE: f32 = 0.013;
+const V_SCALE: f32 = 2.9;
+const UNWRITTEN: u8 = 0xff;
 const POSITIONS: usize = 40;
 const STREAMS: usize = 3;
 
@@ -118,40 +124,57 @@ impl Case {
     /// Returns q, and the cache of all layers.
     fn run(&self) -> (Array, Array) {
         in_every_order(|order| {
-            let tokens = self.slots.len();
-            let mut q = Array::poisoned(self.dtype, tokens * self.q_heads * self.size);
             let mut cache = Array::poisoned(self.dtype, self.blocks * self.block_stride());
-            let plane = |number: usize| (number * self.plane() * self.dtype.bytes()) as u64;
-            let base = cache.ptr_mut();
-            let norm = self.norm.as_ref();
-            let rope = self.rope.as_ref();
-            let params = QkvPostParams {
-                q: q.ptr_mut(),
-                k_cache: base + plane(2 * (self.layers - 1)),
-                v_cache: base + plane(2 * (self.layers - 1) + 1),
-                qkv: self.qkv.ptr(),
-                q_weight: norm.map_or(0, |n| address(&n.q)),
-                k_weight: norm.map_or(0, |n| address(&n.k)),
-                cosine: rope.map_or(0, |r| address(&r.cosine)),
-                sine: rope.map_or(0, |r| address(&r.sine)),
-                positions: address(&self.positions),
-                streams: rope.filter(|r| !r.streams.is_empty()).map_or(0, |r| address(&r.streams)),
-                slots: address(&self.slots),
-                block_stride: self.block_stride() as u64,
-                tokens: tokens as u32,
-                q_heads: self.q_heads as u32,
-                kv_heads: self.kv_heads as u32,
-                head_size: self.size as u32,
-                rotary_dim: rope.map_or(0, |r| r.dim as u32),
-                rope_interleaved: rope.is_some_and(|r| r.interleaved).into(),
-                norm_whole_row: norm.is_some_and(|n| n.whole_row).into(),
-                position_stride: tokens as u32,
-                eps: EPS,
-                weight_offset: norm.map_or(0.0, |n| n.offset),
-            };
-            launch(&KERNELS, order, &manifest::qkv_post(self.dtype), params.grid(), &params);
+            let q = self.launch(order, CacheType::Activation, cache.ptr_mut());
             (q, cache)
         })
+    }
+
+    /// Returns the cache of all layers in e4m3.
+    fn codes(&self) -> Vec<u8> {
+        in_every_order(|order| {
+            let mut codes = vec![UNWRITTEN; self.blocks * self.block_stride()];
+            self.launch(order, CacheType::E4m3, address_mut(&mut codes));
+            codes
+        })
+    }
+
+    /// Returns q, and writes a cache that begins at `base`.
+    fn launch(&self, order: Order, cache: CacheType, base: u64) -> Array {
+        let tokens = self.slots.len();
+        let mut q = Array::poisoned(self.dtype, tokens * self.q_heads * self.size);
+        let plane = |number: usize| (number * self.plane() * cache.bytes(self.dtype)) as u64;
+        let norm = self.norm.as_ref();
+        let rope = self.rope.as_ref();
+        let params = QkvPostParams {
+            q: q.ptr_mut(),
+            k_cache: base + plane(2 * (self.layers - 1)),
+            v_cache: base + plane(2 * (self.layers - 1) + 1),
+            qkv: self.qkv.ptr(),
+            q_weight: norm.map_or(0, |n| address(&n.q)),
+            k_weight: norm.map_or(0, |n| address(&n.k)),
+            cosine: rope.map_or(0, |r| address(&r.cosine)),
+            sine: rope.map_or(0, |r| address(&r.sine)),
+            positions: address(&self.positions),
+            streams: rope.filter(|r| !r.streams.is_empty()).map_or(0, |r| address(&r.streams)),
+            slots: address(&self.slots),
+            block_stride: self.block_stride() as u64,
+            tokens: tokens as u32,
+            q_heads: self.q_heads as u32,
+            kv_heads: self.kv_heads as u32,
+            head_size: self.size as u32,
+            rotary_dim: rope.map_or(0, |r| r.dim as u32),
+            rope_interleaved: rope.is_some_and(|r| r.interleaved).into(),
+            norm_whole_row: norm.is_some_and(|n| n.whole_row).into(),
+            position_stride: tokens as u32,
+            eps: EPS,
+            weight_offset: norm.map_or(0.0, |n| n.offset),
+            k_scale: K_SCALE,
+            v_scale: V_SCALE,
+        };
+        let instance = manifest::qkv_post(AttentionTypes { dtype: self.dtype, cache });
+        launch(&KERNELS, order, &instance, params.grid(), &params);
+        q
     }
 
     /// Returns q or k of one token in f64.
@@ -212,6 +235,37 @@ fn qkv_is_as_in_f64() {
     let rng = &mut rng();
     for _ in 0..12 {
         dtypes().into_iter().for_each(|dtype| Case::draw(dtype, rng).check());
+    }
+}
+
+/// Checks that codes are those of the numbers that another cache has, which in f32 are the same before they are rounded.
+/// `scale` returns the divisor of an element.
+pub(crate) fn check_codes(codes: &[u8], numbers: &Array, scale: impl Fn(usize) -> f32) {
+    let dtype = numbers.dtype;
+    for (i, (&code, number)) in codes.iter().zip(numbers.values()).enumerate() {
+        if code == UNWRITTEN || number.is_nan() {
+            assert!(e4m3(code).is_nan() && number.is_nan(), "{dtype:?}: {code:#x} instead of {number}");
+            continue;
+        }
+        let divided = number as f32 / scale(i);
+        let error = (f64::from(e4m3(code)) - f64::from(divided.clamp(-448.0, 448.0))).abs();
+        let near = error <= f64::from(divided.abs()) * (0.0625 + Tolerance::Elementwise.bound(dtype)) + 1.0 / 1024.0;
+        assert!(near, "{dtype:?}: {code:#x} of {divided}");
+        assert!(dtype != Dtype::F32 || code == to_e4m3(divided), "{code:#x} of {divided}");
+    }
+}
+
+#[test]
+fn codes_are_those_of_the_numbers() {
+    let rng = &mut rng();
+    for dtype in dtypes().into_iter().flat_map(|dtype| [dtype; 4]) {
+        let mut case = Case::draw(dtype, rng);
+        // Some values are not finite, and some keys are beyond the largest code.
+        for bad in [f64::NAN, f64::INFINITY, 3e4] {
+            case.qkv.set(rng.below(case.qkv.len()), bad);
+        }
+        let (codes, (_, cache)) = (case.codes(), case.run());
+        check_codes(&codes, &cache, |i| if i / case.plane() % 2 == 0 { K_SCALE } else { V_SCALE });
     }
 }
 

@@ -21,7 +21,9 @@ const TOP_STRIDE: usize = 24;
 struct Asked {
     params: SampleParams,
     output_position: u32,
+    /// Counts of all tokens, of which one may be that of the preceding step.
     counts: Option<TokenCounts>,
+    pending: Option<u32>,
     logit_bias: Vec<(u32, f32)>,
     forbidden: Vec<u32>,
     mask: Option<Vec<u32>>,
@@ -35,6 +37,7 @@ impl Asked {
             params: &self.params,
             output_position: self.output_position,
             counts: self.counts.as_ref(),
+            pending: None,
             logit_bias: &self.logit_bias,
             forbidden: &self.forbidden,
             mask: self.mask.as_deref(),
@@ -59,6 +62,8 @@ struct Lists {
     count_ids: Vec<u32>,
     count_times: Vec<u32>,
     listed_ids: Vec<u32>,
+    /// Tokens of the preceding step, by row.
+    before: Vec<u32>,
 }
 
 impl Lists {
@@ -82,6 +87,10 @@ impl Lists {
             top: params.logprobs.unwrap_or(0),
             ..SamplingRow::GREEDY
         };
+        if let Some(token) = asked.pending {
+            row.pending = self.before.len() as u32;
+            self.before.push(token);
+        }
         row.flags |= if asked.adjusts() { SAMPLING_ADJUST } else { 0 };
         row.flags |= if params.logprobs.is_some() { SAMPLING_LOGPROBS } else { 0 };
         if let Some(mask) = &asked.mask {
@@ -95,8 +104,12 @@ impl Lists {
             let generated = |id: &u32| counts.output.iter().any(|o| o.0 == *id);
             let prompt = counts.prompt.iter().filter(|id| !generated(id)).map(|id| (*id, 0));
             for (id, times) in prompt.chain(counts.output.iter().copied()) {
-                self.count_ids.push(id);
-                self.count_times.push(times);
+                // The kernel counts the token of the preceding step.
+                let known = times - u32::from(asked.pending == Some(id));
+                if known > 0 || counts.prompt.contains(&id) {
+                    self.count_ids.push(id);
+                    self.count_times.push(known);
+                }
             }
         }
         self.listed_ids.extend(&asked.logprob_ids);
@@ -134,6 +147,7 @@ impl Sampling {
         let poison = u32::MAX;
         let mut adjusted = vec![f32::NAN; rows * stride];
         let [mut ids, mut status, mut ranks, mut top_counts] = [(); 4].map(|()| vec![poison; rows]);
+        ids[..lists.before.len()].copy_from_slice(&lists.before);
         let (mut logprobs, mut top_ids) = (vec![f32::NAN; rows], vec![poison; rows * TOP_STRIDE]);
         let mut top_logprobs = vec![f32::NAN; rows * TOP_STRIDE];
         let params = SamplingParams {
@@ -225,7 +239,15 @@ fn draw_asked(rng: &mut TestRng, vocab: usize) -> Asked {
         asked.params.repetition_penalty = pick(rng, &[1.0, 1.25, 0.5]);
         asked.params.presence_penalty = pick(rng, &[0.0, 0.5, -1.0]);
         asked.params.frequency_penalty = pick(rng, &[0.0, 0.25]);
-        asked.counts = Some(TokenCounts::new(&draw_ids(rng, vocab, 30), &draw_ids(rng, vocab, 20)));
+        let mut counts = TokenCounts::new(&draw_ids(rng, vocab, 30), &draw_ids(rng, vocab, 20));
+        if rng.below(2) == 0 {
+            let seen = counts.output.iter().map(|(id, _)| *id).chain(counts.prompt.iter().copied());
+            let all: Vec<u32> = seen.chain([rng.below(vocab) as u32]).collect();
+            let token = pick(rng, &all);
+            asked.pending = Some(token);
+            counts.push(token);
+        }
+        asked.counts = Some(counts);
     }
     if rng.below(4) == 0 {
         asked.logit_bias = draw_ids(rng, vocab, 6).into_iter().map(|id| (id, rng.signed() * 10.0)).collect();

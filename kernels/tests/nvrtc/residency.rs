@@ -2,7 +2,7 @@
 //! once: a CTA that waits for another to end costs a second wave, up to twice the time of the kernel. The registers and
 //! the shared memory are those of the budget, so the check needs neither a compiler nor a GPU.
 
-use octavo_kernels::manifest::{self, Chip, Dtype, HEAD_SIZES, Instance, LATENT_SIZES};
+use octavo_kernels::manifest::{self, AttentionTypes, CacheType, Chip, Dtype, HEAD_SIZES, Instance, LATENT_SIZES};
 use octavo_kernels::params::{AttentionParams, FILL_CTAS, FillParams, LATENT_ROWS, PagedDecodeParams};
 use octavo_kernels::plan::{DecodePlan, decode_columns, split_tokens};
 use octavo_kernels::sources::{self, SOURCES};
@@ -46,14 +46,15 @@ fn decode_attention_runs_in_one_wave() {
     let budget = budget();
     let mut checked = 0;
     for (chip, devices) in PROCESSORS {
-        for dtype in [Dtype::F16, Dtype::Bf16].into_iter().filter(|dtype| chip.has(*dtype)) {
+        let dtypes = [Dtype::F16, Dtype::Bf16].into_iter().filter(|dtype| chip.has(*dtype));
+        for types in dtypes.flat_map(|dtype| CacheType::ALL.map(|cache| AttentionTypes { dtype, cache })) {
             for (head_size, group, kv_heads) in HEAD_SIZES
                 .iter()
                 .flat_map(|&d| [1, 2, 3, 4, 7, 8, 12].map(|g| [1, 2, 4, 8, 16].map(|kv| (d, g, kv))))
                 .flatten()
             {
                 let instance =
-                    manifest::paged_decode(dtype, head_size, group as usize).expect("there is such a kernel");
+                    manifest::paged_decode(types, head_size, group as usize).expect("there is such a kernel");
                 let held = resident(&budget, chip, &instance);
                 let heads = manifest::decode_head_tile(group as usize);
                 let tile = Tile { heads, resident: manifest::decode_ctas(heads) };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use half::{bf16, f16};
-use octavo_kernels::manifest::{Chip, Dtype};
+use octavo_kernels::manifest::{CacheType, Chip, Dtype};
 use octavo_kernels::params::{KV_BLOCK, NO_SLOT};
 use octavo_ops::cost::ElementBytes;
 use octavo_ops::sampling::{SampleBatch, SampledToken};
@@ -69,7 +69,7 @@ impl CudaBackend {
         self.gpu.info()
     }
 
-    /// Returns the element type of weights, activations and KV cache (`bfloat16`).
+    /// Returns the element type of weights and activations (`bfloat16`).
     pub fn dtype(&self) -> &'static str {
         long_name(self.dtype)
     }
@@ -140,11 +140,15 @@ impl Backend for CudaBackend {
     }
 
     fn kv_dtype(&self) -> &'static str {
-        long_name(self.dtype)
+        match self.config.kv_cache {
+            CacheType::Activation => long_name(self.dtype),
+            CacheType::E4m3 => "fp8_e4m3",
+        }
     }
 
     fn kv_block_bytes(&self, group: &KvGroup, block_size: usize) -> u64 {
-        block_elements(group) * block_size.div_ceil(KV_BLOCK) as u64 * self.dtype.bytes() as u64
+        let element = self.config.kv_cache.bytes(self.dtype) as u64;
+        block_elements(group) * block_size.div_ceil(KV_BLOCK) as u64 * element
     }
 
     fn load(
@@ -257,7 +261,7 @@ impl Backend for CudaBackend {
     fn device_profile(&self) -> DeviceProfile {
         let size = self.dtype.bytes() as u64;
         DeviceProfile {
-            elements: ElementBytes { activation: size, kv: size },
+            elements: ElementBytes { activation: size, kv: self.config.kv_cache.bytes(self.dtype) as u64 },
             peaks: peaks(&self.gpu, self.dtype),
             memory: self.model.as_ref().map(|model| (model.memory_bytes(), model.step_bytes())),
         }

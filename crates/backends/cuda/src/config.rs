@@ -2,15 +2,17 @@
 
 use std::path::PathBuf;
 
-use octavo_kernels::manifest::Dtype;
+use octavo_kernels::manifest::{CacheType, Dtype};
 
 /// Device, precision and sizes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CudaConfig {
     /// Index of the GPU, from 0.
     pub device: usize,
-    /// Element type of weights, activations and KV cache; `None` selects bf16 if the chip supports it, else f16.
+    /// Element type of weights and activations; `None` selects bf16 if the chip supports it, else f16.
     pub dtype: Option<Dtype>,
+    /// Element type of the KV cache.
+    pub kv_cache: CacheType,
     /// Folders in which the driver and the libraries are searched before the usual ones.
     pub libraries: Vec<PathBuf>,
     /// Folder of precompiled kernels ([`build_pack`](crate::build_pack)), which have priority over those of the cache.
@@ -67,6 +69,7 @@ pub(crate) mod tests {
         CudaConfig {
             device: 0,
             dtype: None,
+            kv_cache: CacheType::Activation,
             libraries: Vec::new(),
             kernel_pack: None,
             kernel_cache: PathBuf::new(),

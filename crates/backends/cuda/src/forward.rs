@@ -29,6 +29,8 @@ pub(crate) struct Machine {
     pub(crate) dtype: Dtype,
     /// Size of an element in bytes.
     pub(crate) element: u64,
+    /// Size of an element of the KV cache in bytes.
+    pub(crate) kv_element: u64,
 }
 
 /// Scratch memory shared by products.
@@ -178,7 +180,7 @@ impl Machine {
     /// Returns the addresses of a layer's keys and values in block 0, and the number of elements in a block.
     pub(crate) fn cache(&self, layer: CacheLayer, step: &Step<'_>) -> (u64, u64, u64) {
         let Cache { address, block_elements, .. } = step.caches[layer.group];
-        (address + layer.keys * self.element, address + layer.values * self.element, block_elements)
+        (address + layer.keys * self.kv_element, address + layer.values * self.kv_element, block_elements)
     }
 
     fn qkv_post(

@@ -71,9 +71,10 @@ impl Lowering<'_> {
             rotary_dim: op.rotated() as u32,
             rope_interleaved: u32::from(op.rope.style == RopeStyle::GptJ),
             eps: op.eps,
+            scale: self.kv_scales(op.group, op.layer).key,
             ..LatentPostParams::default()
         };
-        let kernel = self.instances.id(manifest::latent_post(self.setting.dtype));
+        let kernel = self.instances.id(manifest::latent_post(self.setting.attention()));
         let cache = self.cache_layer(op.group, op.layer);
         Ok(Stage::Latent(LatentStage::Post { kernel, params, cache }))
     }

@@ -323,7 +323,7 @@ fn attention(program: &Program) -> Result<(u64, u64), BackendError> {
 
 #[cfg(test)]
 mod tests {
-    use octavo_kernels::manifest::Chip;
+    use octavo_kernels::manifest::{CacheType, Chip};
 
     use super::*;
 
@@ -370,7 +370,13 @@ mod tests {
             ..crate::config::tests::config()
         };
         for dtype in [Dtype::Bf16, Dtype::F16] {
-            let setting = Setting { chip: Chip::SM_90, dtype, batch_invariant: false, fp8_inputs: false };
+            let setting = Setting {
+                chip: Chip::SM_90,
+                dtype,
+                cache: CacheType::Activation,
+                batch_invariant: false,
+                fp8_inputs: false,
+            };
             let text = Layout::new(&decoder, &setting, &Limits::new(&config, &decoder)).unwrap();
             let images = Layout::new(&encoder, &setting, &Limits::of_images(4 * CONTEXT)).unwrap();
             let row = decoder.media_columns() as u64 * dtype.bytes() as u64;

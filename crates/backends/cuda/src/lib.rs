@@ -54,7 +54,7 @@ pub use bench::{
 pub use config::{AdapterRoom, CudaConfig, Memory};
 pub use driver::{DeviceInfo, DriverError, Unavailable};
 pub use libraries::{Candidate, LibraryKind, OLDEST_CHIP, Unfit, Version, fits, named_folders};
-pub use octavo_kernels::manifest::{Chip, Dtype, PACKED, Target};
+pub use octavo_kernels::manifest::{CacheType, Chip, Dtype, PACKED, Target};
 pub use pack::{KernelPack, PackError, PackMade, PackOrder, PackUnfit, build_pack};
 pub use probe::{Found, Report, probe};
 

@@ -1,6 +1,6 @@
 //! Products: selection of the kernel by the weight and the number of rows.
 
-use octavo_kernels::manifest::{self, Dtype, GemmTile};
+use octavo_kernels::manifest::{self, AttentionTypes, CacheType, Dtype, GemmTile};
 use octavo_kernels::params::{DequantizeParams, LinearParams, QuantLinearParams, QuantWeight, QuantizeParams};
 use octavo_kernels::quant::QuantFormat;
 use octavo_ops::BackendError;
@@ -150,12 +150,19 @@ fn library_shape(wanted: &Wanted, dtype: Dtype) -> Option<(Shape, u64)> {
 pub(crate) struct Setting {
     pub(crate) chip: manifest::Chip,
     pub(crate) dtype: Dtype,
+    /// Element type of the KV cache.
+    pub(crate) cache: CacheType,
     pub(crate) batch_invariant: bool,
     /// Whether the program allows to round inputs to FP8.
     pub(crate) fp8_inputs: bool,
 }
 
 impl Setting {
+    /// Returns the types of attention over the KV cache.
+    pub(crate) const fn attention(&self) -> AttentionTypes {
+        AttentionTypes { dtype: self.dtype, cache: self.cache }
+    }
+
     /// Returns whether products of many rows with FP8 weights round their input to FP8. Products of few rows do not, so
     /// this is not invariant to the batch.
     pub(crate) fn rounds_to_fp8(&self) -> bool {

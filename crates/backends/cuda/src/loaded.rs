@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use octavo_kernels::manifest::Dtype;
-use octavo_ops::{BackendError, Program, WeightSource};
+use octavo_kernels::manifest::{CacheType, Dtype};
+use octavo_ops::{BackendError, Program, ProgramKind, WeightSource};
 
 use crate::arena::Arena;
 use crate::build::{Builder, Instances};
@@ -119,8 +119,13 @@ impl Loaded {
         let (gpu, dtype) = (opened.gpu, opened.dtype);
         too_large(program, dtype, gpu.memory()?.1)?;
         let chip = gpu.info().chip;
+        // The keys and values of an encoder, which live for a step, have the type of activations.
+        let cache = match program.kind() {
+            ProgramKind::Encoder => CacheType::Activation,
+            ProgramKind::Decoder | ProgramKind::Embedder => opened.config.kv_cache,
+        };
         let (batch_invariant, fp8_inputs) = (opened.config.batch_invariant, program.fp8_inputs);
-        let setting = Setting { chip, dtype, batch_invariant, fp8_inputs };
+        let setting = Setting { chip, dtype, cache, batch_invariant, fp8_inputs };
         let layout = Layout::new(program, &setting, &limits)?;
         let kv_bytes = opened.kv_bytes(layout.plan.bytes())?;
         let arena = Arena::new(gpu, layout.plan.bytes(), "weights and step buffers")?;
@@ -143,6 +148,7 @@ impl Loaded {
             scratch: Scratch { values: arena.at(layout.values), rounded: (arena.at(codes), arena.at(scales)) },
             dtype,
             element: dtype.bytes() as u64,
+            kv_element: cache.bytes(dtype) as u64,
         };
         machine.plan_products(|rows| limits.most(program, rows));
         gpu.synchronize()?;

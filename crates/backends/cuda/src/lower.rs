@@ -1,13 +1,13 @@
 //! Lowering of a program's ops to launches.
 
-use octavo_kernels::manifest::{self, Dtype};
+use octavo_kernels::manifest::{self, CacheType, Dtype};
 use octavo_kernels::params::{
     AttentionParams, DequantizeParams, EmbedParams, GatherRowsParams, GluParams, KV_BLOCK, LATENT_ROWS, LinearParams,
     MAX_NORM_COLS, NormParams, PagedDecodeParams, PoolRowsParams, QkvPostParams,
 };
 use octavo_ops::{
-    BackendError, BufferId, Embed, EmbedIds, GluKind, HeadShape, KvPlace, Linear, Logits, NormKind, NormOp, Op,
-    PagedAttention, Program, QkvPost, Residual, Rope, RopeStyle, Rows, Values, WeightId,
+    BackendError, BufferId, Embed, EmbedIds, GluKind, HeadShape, KvPlace, KvScales, Linear, Logits, NormKind, NormOp,
+    Op, PagedAttention, Program, QkvPost, Residual, Rope, RopeStyle, Rows, Values, WeightId,
 };
 
 use crate::arena::Arena;
@@ -307,6 +307,14 @@ impl Lowering<'_> {
         CacheLayer { group, keys, values }
     }
 
+    /// Returns the scales of a layer's keys and values, which only a cache in e4m3 has.
+    pub(crate) fn kv_scales(&self, group: usize, layer: usize) -> KvScales {
+        match self.setting.cache {
+            CacheType::Activation => KvScales::ONE,
+            CacheType::E4m3 => self.program.kv_groups[group].scales(layer),
+        }
+    }
+
     /// Returns the addresses of the cosines and sines of a rotary embedding, and of the streams of its pairs.
     pub(crate) fn rope_tables(&self, rope: &Rope) -> (u64, u64, u64) {
         let known = self.layout.ropes.iter().find(|known| known.rope == *rope);
@@ -317,11 +325,11 @@ impl Lowering<'_> {
     }
 
     fn qkv_post(&mut self, op: &QkvPost) -> Stage {
-        let cache = match op.kv {
-            KvPlace::Cache { group, layer } => self.cache_layer(group, layer),
-            KvPlace::Step => self.step_layer(&op.heads),
+        let (cache, scales) = match op.kv {
+            KvPlace::Cache { group, layer } => (self.cache_layer(group, layer), self.kv_scales(group, layer)),
+            KvPlace::Step => (self.step_layer(&op.heads), KvScales::ONE),
         };
-        let kernel = self.instances.id(manifest::qkv_post(self.setting.dtype));
+        let kernel = self.instances.id(manifest::qkv_post(self.setting.attention()));
         let (cosine, sine, streams) = op.rope.as_ref().map_or((0, 0, 0), |rope| self.rope_tables(rope));
         let is_whole = |norm: &octavo_ops::QkNorm| self.program.weights[norm.q.0].elements() != op.heads.dim;
         let norm = op.norm.as_ref();
@@ -341,6 +349,8 @@ impl Lowering<'_> {
             norm_whole_row: norm.map_or(0, |norm| u32::from(is_whole(norm))),
             eps: norm.map_or(0.0, |norm| norm.eps),
             weight_offset: norm.map_or(0.0, |norm| offset(norm.unit_offset)),
+            k_scale: scales.key,
+            v_scale: scales.value,
             ..QkvPostParams::default()
         };
         Stage::QkvPost { kernel, params, cache }
@@ -355,22 +365,24 @@ impl Lowering<'_> {
             kv_heads: heads.kv as u32,
             head_size: heads.dim as u32,
             value_size: heads.value_dim() as u32,
+            value_scale: 1.0,
             ..AttentionParams::default()
         }
     }
 
     fn attention(&mut self, op: &PagedAttention) -> Stage {
-        let Setting { dtype, batch_invariant, .. } = self.setting;
+        let (types, scales) = (self.setting.attention(), self.kv_scales(op.group, op.layer));
         let params = AttentionParams {
             window: op.window.map_or(0, |window| u32::try_from(window).unwrap_or(0)),
-            scale: op.scale,
+            scale: op.scale * scales.key,
+            value_scale: scales.value,
             softcap: op.softcap.unwrap_or(0.0),
             sinks: op.sinks.map_or(0, |id| self.vector(id)),
             ..self.attention_params(op.q, op.out, op.heads)
         };
-        let attention = match self.planned(op.heads).filter(|_| !batch_invariant) {
+        let attention = match self.planned(op.heads).filter(|_| !self.setting.batch_invariant) {
             None => {
-                let kernel = self.instances.id(manifest::paged_attention(dtype, op.heads.dim));
+                let kernel = self.instances.id(manifest::paged_attention(types, op.heads.dim));
                 Attention::Plain { kernel, params }
             }
             Some(PlannedKernels { decode, head_tile, resident, prefill, prefill_grid }) => {
@@ -395,21 +407,21 @@ impl Lowering<'_> {
 
     /// Returns the kernels of attention by a plan, if there are any for these heads.
     fn planned(&self, heads: HeadShape) -> Option<PlannedKernels> {
-        let Setting { chip, dtype, .. } = self.setting;
+        let (chip, types) = (self.setting.chip, self.setting.attention());
         let HeadShape { q, kv, dim, values } = heads;
         match values {
             Values::Own => Some(PlannedKernels {
-                decode: manifest::paged_decode(dtype, dim, q / kv)?,
+                decode: manifest::paged_decode(types, dim, q / kv)?,
                 head_tile: manifest::decode_head_tile(q / kv),
                 resident: manifest::decode_ctas(manifest::decode_head_tile(q / kv)),
-                prefill: manifest::paged_prefill(chip, dtype, dim)?,
+                prefill: manifest::paged_prefill(chip, types, dim)?,
                 prefill_grid: AttentionParams::prefill_grid,
             }),
             Values::Prefix(rank) => Some(PlannedKernels {
-                decode: manifest::latent_decode(chip, dtype, (rank, dim))?,
+                decode: manifest::latent_decode(chip, types, (rank, dim))?,
                 head_tile: LATENT_ROWS,
                 resident: manifest::latent_ctas(chip),
-                prefill: manifest::latent_prefill(chip, dtype, (rank, dim))?,
+                prefill: manifest::latent_prefill(chip, types, (rank, dim))?,
                 prefill_grid: AttentionParams::latent_prefill_grid,
             }),
         }

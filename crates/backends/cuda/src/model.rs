@@ -150,7 +150,7 @@ impl Model {
         let mut plan = Plan::default();
         let sizes = groups.iter().zip(blocks).map(|(group, &blocks)| {
             let block_elements = block_elements(group);
-            let bytes = block_elements.saturating_mul(machine.element).saturating_mul(blocks as u64);
+            let bytes = block_elements.saturating_mul(machine.kv_element).saturating_mul(blocks as u64);
             (plan.take(bytes), block_elements, blocks)
         });
         let sizes: Vec<_> = sizes.collect();
@@ -372,7 +372,7 @@ impl Model {
     pub(crate) fn copy_blocks(&mut self, group: usize, pairs: &[(u32, u32)]) -> Result<(), BackendError> {
         let cache = *self.caches.get(group).ok_or_else(|| failed(format!("there is no KV group {group}")))?;
         let machine = &self.loaded.machine;
-        let bytes = cache.block_elements * machine.element;
+        let bytes = cache.block_elements * machine.kv_element;
         for &(from, to) in pairs {
             if from.max(to) as usize >= cache.blocks {
                 return Err(failed(format!("cannot copy block {from} to {to}: there are {} blocks", cache.blocks)));

@@ -88,7 +88,9 @@ impl Lists {
         }
         let lists =
             [out.bias_end - out.bias_start, out.forbidden_end - out.forbidden_start, out.counts_end - out.counts_start];
-        if row.mask.is_some() || lists != [0; 3] {
+        let pending = row.pending.filter(|_| row.params.needs_counts());
+        out.pending = pending.unwrap_or(SAMPLING_NONE);
+        if row.mask.is_some() || lists != [0; 3] || pending.is_some() {
             out.flags |= SAMPLING_ADJUST;
         }
         out.listed_start = self.listed.len() as u32;
@@ -215,6 +217,8 @@ pub(crate) struct Sampling {
     output: u64,
     vocab: usize,
     lists: Lists,
+    /// Counts with the token of the step before, for rows that are sampled on the host.
+    counts: Vec<(usize, TokenCounts)>,
     sampler: Sampler,
     slots: [Slot; 2],
     /// Slot of the next step.
@@ -244,6 +248,7 @@ impl Sampling {
             output: arena.at(regions.output),
             vocab,
             lists: Lists::default(),
+            counts: Vec::new(),
             sampler: Sampler::new(),
             slots: [Slot::new(&machine.gpu, regions)?, Slot::new(&machine.gpu, regions)?],
             next: 0,
@@ -259,7 +264,10 @@ impl Sampling {
 
     /// Starts to sample a token for each row.
     pub(crate) fn start(&mut self, machine: &Machine, batch: &SampleBatch<'_>) -> Result<(), BackendError> {
-        self.drawn = 0;
+        let drawn = std::mem::take(&mut self.drawn);
+        if batch.rows.iter().filter_map(|row| row.pending).any(|row| row as usize >= drawn) {
+            return Err(failed("a row counts a token that was not drawn"));
+        }
         if self.under_way == self.slots.len() {
             return Err(failed("the tokens of the step before the last have not been taken"));
         }
@@ -278,6 +286,7 @@ impl Sampling {
 
     fn launch(&mut self, machine: &Machine, batch: &SampleBatch<'_>) -> Result<(), BackendError> {
         self.gather(batch);
+        self.count_pending(machine, batch)?;
         if !batch.rows.is_empty() {
             let kernels = self.kernels.ok_or_else(|| failed("the model predicts no tokens"))?;
             let params = self.upload(machine)?;
@@ -295,6 +304,22 @@ impl Sampling {
             machine.gpu.fetch(&mut slot.output, words, self.output)?;
         }
         Ok(self.slots[self.next].done.record()?)
+    }
+
+    /// Counts the tokens of the step before for the rows that are sampled on the host, before others take their place on the
+    /// device.
+    fn count_pending(&mut self, machine: &Machine, batch: &SampleBatch<'_>) -> Result<(), BackendError> {
+        self.counts.clear();
+        for (index, row) in self.slots[self.next].rows.iter().enumerate() {
+            let asked = &batch.rows[index];
+            let Some(pending) = asked.pending.filter(|_| row.flags & SAMPLING_PADDING != 0) else { continue };
+            let mut token = [0];
+            machine.gpu.download(&mut token, self.output + u64::from(pending) * size_of::<u32>() as u64)?;
+            let mut counts = asked.counts.cloned().unwrap_or_default();
+            counts.push(token[0]);
+            self.counts.push((index, counts));
+        }
+        Ok(())
     }
 
     /// Collects the rows, which are stored in the slot, and their lists.
@@ -378,7 +403,11 @@ impl Sampling {
             let row = index as u64 * logits_stride(self.vocab) * size_of::<f32>() as u64;
             machine.gpu.download(&mut words, self.logits + row)?;
             let logits: Vec<f32> = words.into_iter().map(f32::from_bits).collect();
-            let token = self.sampler.sample(&logits, &batch.rows[index]);
+            let mut asked = batch.rows[index];
+            if let Some((_, counts)) = self.counts.iter().find(|(of, _)| *of == index) {
+                asked.counts = Some(counts);
+            }
+            let token = self.sampler.sample(&logits, &asked);
             machine.gpu.write(self.output + (index * size_of::<u32>()) as u64, &[token.id])?;
             slot.on_host.push((index, token));
         }
@@ -440,7 +469,18 @@ mod tests {
         assert_eq!((row.counts_start..row.counts_end, row.listed_start..row.listed_end), (0..3, 0..1));
         assert_eq!((&lists.count_ids[..], &lists.count_times[..]), (&[2, 4, 1][..], &[3, 1, 0][..]));
         assert_eq!((row.mask_row, &lists.masks[..]), (0, &[0b1010, 0][..]));
-        assert_eq!(lists.words(), 44 + 4 * 7);
+        assert_eq!(lists.words(), 48 + 4 * 7);
+    }
+
+    #[test]
+    fn a_token_that_is_not_known_yet_changes_logits_if_there_is_a_penalty() {
+        let greedy = SampleParams::default();
+        let penalised = SampleParams { presence_penalty: 0.5, ..greedy };
+        let mut lists = Lists::default();
+        lists.push(&SampleRow { pending: Some(3), ..SampleRow::new(&penalised) }, 40);
+        lists.push(&SampleRow { pending: Some(3), ..SampleRow::new(&greedy) }, 40);
+        assert_eq!((lists.rows[0].pending, lists.rows[0].flags), (3, SAMPLING_ADJUST));
+        assert_eq!(lists.rows[1], SamplingRow::GREEDY);
     }
 
     #[test]

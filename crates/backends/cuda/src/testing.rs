@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 use libloading::os::unix::{Library, RTLD_NOW, Symbol};
 use octavo_kernels::emulation::{self, EmulationError};
 
-use crate::{CudaConfig, Dtype, Memory};
+use crate::{CacheType, CudaConfig, Dtype, Memory};
 
 pub use kernels::{DeviceKernels, HostArray, KernelPlaces, pack_folder};
 
@@ -68,6 +68,7 @@ pub fn config() -> CudaConfig {
     CudaConfig {
         device: devices::H200,
         dtype: Some(Dtype::F32),
+        kv_cache: CacheType::Activation,
         libraries: vec![standin()],
         kernel_pack: None,
         kernel_cache: kernel_cache(),

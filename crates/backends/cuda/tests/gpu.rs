@@ -6,10 +6,10 @@
 mod common;
 
 use octavo_backend_cuda::testing::pack_folder;
-use octavo_backend_cuda::{CudaConfig, Dtype, Memory, named_folders, probe};
+use octavo_backend_cuda::{CacheType, CudaConfig, Dtype, Memory, named_folders, probe};
 use octavo_ops::StorageType;
 use octavo_ops::testing::suite::real_sizes;
-use octavo_ops::testing::{Rounding, large_images, windowed_texts};
+use octavo_ops::testing::{Reference, Rounding, large_images, windowed_texts};
 
 use crate::common::images::{encoded, token_by_token, with_images};
 use crate::common::overlap::{ahead, one_by_one};
@@ -23,6 +23,7 @@ fn config(dtype: Dtype) -> Option<CudaConfig> {
         Ok(device) if device.chip.has(dtype) => Some(CudaConfig {
             device: 0,
             dtype: Some(dtype),
+            kv_cache: CacheType::Activation,
             libraries,
             kernel_pack: pack_folder(),
             kernel_cache: std::env::temp_dir().join("octavo-gpu-tests"),
@@ -126,6 +127,19 @@ fn inputs_are_rounded_to_fp8_where_warps_multiply_it() {
 fn greedy_tokens_of_checkpoints_are_those_of_candle() {
     let Some(config) = config(Dtype::F32) else { return };
     checkpoints::agree(|graphs| open(CudaConfig { max_num_seqs: 2, graphs, ..config.clone() }));
+}
+
+#[test]
+fn a_cache_in_e4m3_is_as_near_as_its_rounding_allows() {
+    for dtype in Dtype::ALL {
+        let Some(config) = config(dtype) else { continue };
+        let config = CudaConfig { kv_cache: CacheType::E4m3, ..config };
+        for tokens in [1, 40, 300] {
+            let reference = Reference::new(&wide(), tokens, Rounding::FP8);
+            with_suite(&config, 0.06, 0.01, |suite| suite.near_meaning(&reference, 4.0)).unwrap();
+        }
+        with_suite(&config, 0.0, 0.0, |suite| suite.what_is_no_number_reaches_no_row_before_it(&wide()));
+    }
 }
 
 #[test]

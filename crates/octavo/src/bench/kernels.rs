@@ -100,6 +100,7 @@ pub(super) fn config(dtype: Dtype) -> Result<CudaConfig> {
     Ok(CudaConfig {
         device: 0,
         dtype: element_type(dtype),
+        kv_cache: CacheType::Activation,
         libraries: named_folders(),
         kernel_pack: kernels::pack(None)?.map(|(folder, _)| folder),
         kernel_cache: ResolveOptions::from_env().cache_dir.join("kernels"),

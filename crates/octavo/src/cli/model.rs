@@ -130,8 +130,8 @@ pub(crate) struct ModelArgs {
     /// Data type of the KV cache: auto, fp8 or int8_per_token_head.
     ///
     /// `auto` is bfloat16, or fp8 for a checkpoint that is made for it. `fp8` (e4m3, with the scales of the checkpoint or 1) takes
-    /// half the memory, and int8_per_token_head, which is more exact without such scales, a little more. On a GPU, the type
-    /// is that of --dtype.
+    /// half the memory, and int8_per_token_head, which is more exact without such scales, a little more. On a GPU, `auto` is
+    /// the type of --dtype, or fp8 as above, and there is no int8_per_token_head.
     #[arg(long, default_value = "auto", value_name = "DTYPE")]
     pub(crate) kv_cache_dtype: String,
 

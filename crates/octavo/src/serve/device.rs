@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 #[cfg(feature = "candle")]
 use octavo_backend_candle::CandleBackend;
 use octavo_backend_cpu::{CpuBackend, CpuConfig, KvDtype, WeightDtype};
-use octavo_backend_cuda::{AdapterRoom, CudaBackend, CudaConfig, DeviceInfo, Memory, named_folders, probe};
+use octavo_backend_cuda::{AdapterRoom, CacheType, CudaBackend, CudaConfig, DeviceInfo, Memory, named_folders, probe};
 use octavo_models::ResolveOptions;
 use octavo_ops::{Backend, Program};
 use octavo_runner::AdapterLimits;
@@ -93,6 +93,17 @@ fn kv_dtype(name: &str) -> Result<KvDtype> {
     }
 }
 
+/// The type of the KV cache on a GPU, by vLLM's names.
+fn cache_type(name: &str) -> Result<CacheType> {
+    match name {
+        "auto" => Ok(CacheType::Activation),
+        "fp8" | "fp8_e4m3" => Ok(CacheType::E4m3),
+        _ => bail!(
+            "--kv-cache-dtype {name}: not supported on a GPU; accepted: fp8, fp8_e4m3, and auto, which is the type of --dtype"
+        ),
+    }
+}
+
 /// The type of floating-point weights on a processor.
 const fn weight_dtype(dtype: Dtype) -> WeightDtype {
     match dtype {
@@ -112,10 +123,8 @@ pub(crate) fn choose(args: &ComposeArgs) -> Result<Choice> {
         Device::Auto => automatic(args)?,
     };
     if gpu {
-        let kept = &args.model.kv_cache_dtype;
-        if kept != "auto" {
-            bail!("--kv-cache-dtype {kept}: on a GPU, --dtype sets the type of the KV cache; accepted: auto");
-        }
+        // What is not accepted is said before the model is read.
+        cache_type(&args.model.kv_cache_dtype)?;
         return Ok(Choice::Cuda);
     }
     for warning in without_effect(args) {
@@ -228,7 +237,7 @@ pub(crate) fn load(choice: &Choice, args: &ComposeArgs, mut files: ModelFiles) -
             let kv = if kv_cache_dtype == "fp8" { KvDtype::Fp8 } else { config.kv };
             let config = CpuConfig { kv, ..*config };
             if kv == KvDtype::Fp8 {
-                quantised::describe_kv_scales(&files.program);
+                quantised::describe_kv_scales(&files.program, false);
             }
             let mut backend = CpuBackend::new(config)?;
             let device = backend.isa().to_string();
@@ -248,7 +257,10 @@ pub(crate) fn load(choice: &Choice, args: &ComposeArgs, mut files: ModelFiles) -
             Ok((model, Computer { backend, device, steps, kv_bytes: None, kv_cache_dtype, name }))
         }
         Choice::Cuda => {
-            let mut backend = cuda_backend(args, &files)?;
+            let (mut backend, kv_cache_dtype) = (cuda_backend(args, &files)?, files.kv_cache_dtype.clone());
+            if cache_type(&kv_cache_dtype)? == CacheType::E4m3 {
+                quantised::describe_kv_scales(&files.program, true);
+            }
             quantised::describe_unpacked(&files.program, backend.dtype());
             let model = files.load(args, &mut backend)?;
             let (device, kv_bytes) = (backend.device().name.clone(), backend.kv_bytes());
@@ -258,8 +270,7 @@ pub(crate) fn load(choice: &Choice, args: &ComposeArgs, mut files: ModelFiles) -
                 human_bytes(kv_bytes)
             );
             let name = format!("{}, {}", described(backend.device()), backend.dtype());
-            let (kv_bytes, kv_cache_dtype) = (Some(kv_bytes), args.model.kv_cache_dtype.clone());
-            let (backend, steps) = (Box::new(backend), GPU_STEPS);
+            let (backend, steps, kv_bytes) = (Box::new(backend), GPU_STEPS, Some(kv_bytes));
             Ok((model, Computer { backend, device, steps, kv_bytes, kv_cache_dtype, name }))
         }
     }
@@ -313,6 +324,7 @@ fn cuda_backend(args: &ComposeArgs, files: &ModelFiles) -> Result<CudaBackend> {
     let config = CudaConfig {
         device: 0,
         dtype: element_type(args.model.dtype),
+        kv_cache: cache_type(&files.kv_cache_dtype)?,
         libraries: named_folders(),
         kernel_pack: kernels::pack(args.model.kernel_pack.as_deref())?.map(|(folder, _)| folder),
         kernel_cache: ResolveOptions::from_env().cache_dir.join("kernels"),
@@ -342,6 +354,18 @@ fn cuda_backend(args: &ComposeArgs, files: &ModelFiles) -> Result<CudaBackend> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_gpu_keeps_keys_and_values_in_the_type_of_activations_or_in_8_bits() {
+        assert_eq!(cache_type("auto").unwrap(), CacheType::Activation);
+        assert_eq!(cache_type("fp8").unwrap(), CacheType::E4m3);
+        assert_eq!(cache_type("fp8_e4m3").unwrap(), CacheType::E4m3);
+        let error = cache_type("int8_per_token_head").unwrap_err().to_string();
+        assert!(
+            error.starts_with("--kv-cache-dtype int8_per_token_head: not supported on a GPU; accepted: fp8"),
+            "{error}"
+        );
+    }
 
     #[test]
     fn a_gpu_that_was_given_and_cannot_be_used_is_an_error() {

@@ -45,12 +45,10 @@ pub(super) fn kv_cache_dtype(given: &str, scheme: Option<&KvScheme>) -> Result<S
 }
 
 /// Says which scales an FP8 cache of keys and values has.
-pub(super) fn describe_kv_scales(program: &Program) {
+pub(super) fn describe_kv_scales(program: &Program, on_gpu: bool) {
     if program.kv_groups.iter().all(|group| group.scales.is_empty()) {
-        warn!(
-            "KV cache: fp8 without scales, because the checkpoint has none; int8_per_token_head is more exact with nearly \
-             as little memory"
-        );
+        let better = if on_gpu { "auto is" } else { "int8_per_token_head is nearly as small and" };
+        warn!("KV cache: fp8 without scales, because the checkpoint has none; {better} more exact");
     } else {
         info!("KV cache: fp8 with the scales of the checkpoint");
     }

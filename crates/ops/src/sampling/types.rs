@@ -93,6 +93,9 @@ pub struct SampleRow<'a> {
     pub output_position: u32,
     /// Counts of the tokens seen; `None` without penalties.
     pub counts: Option<&'a TokenCounts>,
+    /// Row of the step that was sampled before, if its token counts too and the host does not know it yet. Only a backend
+    /// with two steps under way ([`Backend::max_in_flight`](crate::Backend::max_in_flight)) is given one.
+    pub pending: Option<u32>,
     /// Values added to the logits, as `(id, value)`.
     pub logit_bias: &'a [(u32, f32)],
     /// Ids that are never sampled (end-of-sequence and stop ids below `min_tokens`).
@@ -113,6 +116,7 @@ impl<'a> SampleRow<'a> {
             params,
             output_position: 0,
             counts: None,
+            pending: None,
             logit_bias: &[],
             forbidden: &[],
             mask: None,

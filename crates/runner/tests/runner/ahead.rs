@@ -66,15 +66,34 @@ fn a_backend_that_launches_has_the_next_step_before_its_tokens_are_taken() {
 }
 
 #[test]
-fn a_step_with_penalties_is_sampled_when_the_tokens_before_are_known() {
+fn a_step_with_penalties_does_not_wait_for_the_tokens_of_the_step_before() {
     let params = SamplingParams { frequency_penalty: 1.0, ..SamplingParams::default() };
     let (results, log) = run_ahead(backend(&[]), &params);
     assert_eq!(results, [Ok(vec![10, 11]), Ok(vec![20, 21])]);
     let log = log.lock().unwrap();
-    let calls = [("forward", 1), ("start", 1), ("forward", 2), ("take", 1), ("start", 2), ("take", 2)];
+    let calls = [("forward", 1), ("start", 1), ("forward", 2), ("start", 2), ("take", 1), ("take", 2)];
     assert_eq!(log.calls, calls);
-    let counted: Vec<_> = log.rows[1].iter().map(|row| row.counts.clone().unwrap().output).collect();
-    assert_eq!(counted, [vec![(11, 1)], vec![(10, 1)]]);
+    let counted = log.rows[1].iter().map(|row| (row.counts.clone().unwrap().output, row.pending));
+    assert_eq!(counted.collect::<Vec<_>>(), [(vec![], Some(1)), (vec![], Some(0))]);
+    // Without penalties there is nothing to count.
+    let (_, log) = run_ahead(backend(&[]), &SamplingParams::default());
+    assert!(log.lock().unwrap().rows[1].iter().all(|row| row.counts.is_none() && row.pending.is_none()));
+}
+
+#[test]
+fn a_token_that_is_known_is_counted_once() {
+    let (mut runner, log) = start(FakeBackend { in_flight: 2, ..backend(&[]) });
+    let params = SamplingParams { frequency_penalty: 1.0, ..SamplingParams::default() };
+    let [first, second] = two_steps(&params);
+    runner.submit(first).unwrap();
+    runner.sample(1, StepMasks::default()).unwrap();
+    assert_eq!(ids(&runner.wait().unwrap()), [10, 11]);
+    runner.submit(second).unwrap();
+    runner.sample(2, StepMasks::default()).unwrap();
+    assert_eq!(ids(&runner.wait().unwrap()), [20, 21]);
+    let log = log.lock().unwrap();
+    let counted = log.rows[1].iter().map(|row| (row.counts.clone().unwrap().output, row.pending));
+    assert_eq!(counted.collect::<Vec<_>>(), [(vec![(11, 1)], None), (vec![(10, 1)], None)]);
 }
 
 #[test]
@@ -88,7 +107,8 @@ fn a_token_counts_for_whom_it_was_drawn() {
     runner.sample(2, StepMasks::default()).unwrap();
     assert_eq!(ids(&runner.wait().unwrap()), [10]);
     assert_eq!(ids(&runner.wait().unwrap()), [20]);
-    assert_eq!(log.lock().unwrap().rows[1][0].counts.as_ref().unwrap().output, []);
+    let log = log.lock().unwrap();
+    assert_eq!((&log.rows[1][0].counts.as_ref().unwrap().output[..], log.rows[1][0].pending), (&[][..], None));
 }
 
 #[test]

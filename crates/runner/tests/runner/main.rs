@@ -78,6 +78,7 @@ fn the_sampler_gets_what_the_sequence_asked_for() {
         seed: 77,
         output_position: 0,
         counts: Some(TokenCounts { prompt: prompt.clone(), output: vec![] }),
+        pending: None,
         bias: vec![(6, 1.5)],
         forbidden: vec![2, 4],
         mask: None,

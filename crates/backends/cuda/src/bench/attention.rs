@@ -1,6 +1,6 @@
 //! Cases of attention over the paged cache, for one layer.
 
-use octavo_kernels::manifest;
+use octavo_kernels::manifest::{self, AttentionTypes, CacheType};
 use octavo_kernels::params::{AttentionParams, KV_BLOCK, PagedDecodeParams};
 use octavo_kernels::plan::{DecodePlan, PrefillPlan, decode_columns, split_tokens};
 
@@ -20,24 +20,32 @@ struct Layer {
     stride: usize,
     sequences: usize,
     heads: octavo_ops::HeadShape,
-    /// Size of an element in bytes.
-    size: usize,
+    /// Element types, and the size of an element of the cache in bytes.
+    types: AttentionTypes,
+    kv_size: usize,
 }
 
 impl Layer {
     /// Plans `queries` queries of each of `sequences` sequences of `tokens` tokens.
-    fn new(cases: &Cases<'_>, [sequences, queries, tokens]: [usize; 3], plan: &mut Plan, tables: &mut Tables) -> Self {
-        let (heads, size) = (cases.bench.heads, cases.size());
+    fn new(
+        cases: &Cases<'_>,
+        [sequences, queries, tokens]: [usize; 3],
+        cache: CacheType,
+        plan: &mut Plan,
+        tables: &mut Tables,
+    ) -> Self {
+        let (heads, size, kv_size) = (cases.bench.heads, cases.size(), cache.bytes(cases.dtype));
+        let types = AttentionTypes { dtype: cases.dtype, cache };
         let stride = tokens.div_ceil(KV_BLOCK);
         let rows = (sequences * queries * heads.q_cols() * size) as u64;
         let (q, out) = (plan.take(rows), plan.take(rows));
-        let cache = plan.take((sequences * stride * 2 * KV_BLOCK * heads.kv_cols() * size) as u64);
+        let cache = plan.take((sequences * stride * 2 * KV_BLOCK * heads.kv_cols() * kv_size) as u64);
         // A sequence's blocks are far from each other, as in a cache that has been in use.
         let blocks = (0..sequences).flat_map(|s| (0..stride).map(move |index| (index * sequences + s) as u32));
         let block_table = tables.add(blocks);
         let query_start = tables.add((0..=sequences).map(|s| (s * queries) as u32));
         let seq_lens = tables.add(std::iter::repeat_n(tokens as u32, sequences));
-        Self { out, q, cache, block_table, query_start, seq_lens, stride, sequences, heads, size }
+        Self { out, q, cache, block_table, query_start, seq_lens, stride, sequences, heads, types, kv_size }
     }
 
     fn params(&self, at: At, plan: usize) -> AttentionParams {
@@ -46,7 +54,7 @@ impl Layer {
             out: at.data(self.out),
             q: at.data(self.q),
             k_cache: at.data(self.cache),
-            v_cache: at.data(self.cache) + (half * self.size) as u64,
+            v_cache: at.data(self.cache) + (half * self.kv_size) as u64,
             block_table: at.table(self.block_table),
             query_start: at.table(self.query_start),
             seq_lens: at.table(self.seq_lens),
@@ -64,31 +72,35 @@ impl Layer {
             softcap: 0.0,
             lookahead: 0,
             value_size: self.heads.dim as u32,
+            value_scale: 1.0,
+            reserved: 0,
         }
     }
 }
 
 impl Cases<'_> {
     pub(super) fn attention(&mut self) {
-        for context in self.bench.contexts.clone() {
-            for sequences in self.bench.batch_sizes.clone() {
-                self.attend([sequences, 1, context]);
+        for cache in CacheType::ALL {
+            for context in self.bench.contexts.clone() {
+                for sequences in self.bench.batch_sizes.clone() {
+                    self.attend([sequences, 1, context], cache);
+                }
             }
-        }
-        for tokens in self.bench.prefill.clone() {
-            self.attend([1, tokens, tokens]);
+            for tokens in self.bench.prefill.clone() {
+                self.attend([1, tokens, tokens], cache);
+            }
         }
     }
 
     /// Adds attention for the numbers of sequences, of queries of each, and of tokens of each.
-    fn attend(&mut self, sizes: [usize; 3]) {
+    fn attend(&mut self, sizes: [usize; 3], cache: CacheType) {
         let [sequences, queries, tokens] = sizes;
         let (heads, size) = (self.bench.heads, self.size());
         let (mut plan, mut tables) = (Plan::default(), Tables::default());
-        let layer = Layer::new(self, sizes, &mut plan, &mut tables);
+        let layer = Layer::new(self, sizes, cache, &mut plan, &mut tables);
         let first = tokens - queries;
         let pairs = sequences * (queries * (2 * first + queries + 1) / 2);
-        let bytes = (2 * sequences * tokens * heads.kv_cols() + 2 * sequences * queries * heads.q_cols()) * size;
+        let bytes = 2 * sequences * (tokens * heads.kv_cols() * layer.kv_size + queries * heads.q_cols() * size);
         let flops = 4 * pairs * heads.q_cols();
         let what = match queries {
             1 => format!("{} of {}", counted(sequences, "sequence"), counted(tokens, "token")),
@@ -105,7 +117,7 @@ impl Cases<'_> {
     fn decode(&mut self, layer: Layer, tokens: usize, mut work: Work) {
         let (heads, sequences) = (layer.heads, layer.sequences);
         let group = heads.q / heads.kv;
-        let Some(instance) = manifest::paged_decode(self.dtype, heads.dim, group) else {
+        let Some(instance) = manifest::paged_decode(layer.types, heads.dim, group) else {
             return self.plain(layer, sequences, work);
         };
         let starts: Vec<u32> = (0..=sequences as u32).collect();
@@ -131,7 +143,7 @@ impl Cases<'_> {
     }
 
     fn prefill(&mut self, layer: Layer, tokens: usize, mut work: Work) {
-        let Some(instance) = manifest::paged_prefill(self.chip(), self.dtype, layer.heads.dim) else {
+        let Some(instance) = manifest::paged_prefill(self.chip(), layer.types, layer.heads.dim) else {
             return self.plain(layer, tokens, work);
         };
         let mut tiles = Vec::new();
@@ -145,7 +157,7 @@ impl Cases<'_> {
 
     /// Adds the kernel for every element type and head size.
     fn plain(&mut self, layer: Layer, tokens: usize, work: Work) {
-        self.kernel(manifest::paged_attention(self.dtype, self.bench.heads.dim), work, move |at, _| {
+        self.kernel(manifest::paged_attention(layer.types, self.bench.heads.dim), work, move |at, _| {
             let params = AttentionParams { plan: 0, ..layer.params(at, 0) };
             (params, params.plain_grid(tokens as u32))
         });

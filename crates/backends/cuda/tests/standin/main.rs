@@ -10,6 +10,7 @@ mod common;
 mod devices;
 mod dummy;
 mod faults;
+mod fp8;
 mod graphs;
 mod images;
 mod overlap;

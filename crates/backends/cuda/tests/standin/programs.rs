@@ -21,7 +21,7 @@ pub(crate) fn fitting(model: TinyModel) -> TinyModel {
 }
 
 /// Returns a model with latent attention and sizes that the kernels support.
-fn fitting_latents(model: TinyModel) -> TinyModel {
+pub(crate) fn fitting_latents(model: TinyModel) -> TinyModel {
     let up = |size: usize| size.next_multiple_of(8);
     let TinyModel { hidden, inner, heads, .. } = model;
     let latent = model.latent.map(|latent| TinyLatent {
