@@ -105,7 +105,8 @@ def test_the_pack_is_for_every_chip_and_nobody_can_write_it(image):
 def test_no_packed_kernel_spills(packed):
     usages = json.loads((packed / "usage.json").read_text())
     spilled = [name for name, usage in usages.items() if usage.get("stack") or usage.get("spills")]
-    assert usages and not spilled
+    assert usages
+    assert not spilled
 
 
 def test_what_it_says_of_itself(image):

@@ -52,16 +52,16 @@ pub(crate) enum Scales {
     /// Signed 8-bit scales of each half of each group, after f16 `d` of each super-block. The minimum is −32 times the
     /// scale.
     Halves,
-}
     /// e4m3 scales of each half of each group, after an f32 factor of each row. The minimum is
     /// −[`E2M1_OFFSET`](super::E2M1_OFFSET) times the scale.
     Pair,
+}
 
-/// Offset of the codes of [`Scales::Halves`].
 /// Factor of the factors of [`Scales::Pair`]: the bits of an e4m3 number are those of an f16 number that is so many times
 /// smaller.
 pub(crate) const E4M3_OVER_F16: f32 = 256.0;
 
+/// Offset of the codes of [`Scales::Halves`].
 pub(crate) const HALVES_OFFSET: i32 = 32;
 
 /// Floating-point numbers in fewer than 16 bits.
@@ -144,7 +144,6 @@ impl Scales {
             Self::Halves | Self::Signed => 2 * PANEL,
         }
     }
-}
 
     /// Returns the index of a group's super-block.
     const fn super_of(self, group: usize) -> usize {
@@ -161,6 +160,7 @@ impl Scales {
             _ => groups / SUPER,
         }
     }
+}
 
 impl Numbers {
     /// Returns the size of a group's codes in bytes.
@@ -184,8 +184,8 @@ impl PanelKind {
             StorageType::Q4K => Self::Quant(Codes::Four, Scales::Super),
             StorageType::Q5K => Self::Quant(Codes::Five, Scales::Super),
             StorageType::Mxfp4 => Self::Quant(Codes::E2m1, Scales::Power),
-            StorageType::Iq4Nl => Self::Quant(Codes::Iq4, fixed),
             StorageType::Nvfp4 => Self::Quant(Codes::E2m1, Scales::Pair),
+            StorageType::Iq4Nl => Self::Quant(Codes::Iq4, fixed),
             StorageType::Iq4Xs => Self::Quant(Codes::Iq4, Scales::Signed),
             StorageType::Int4 => Self::Quant(Codes::Four, Scales::Zero),
             StorageType::Int8 => Self::Quant(Codes::Eight, Scales::Wide),
@@ -367,12 +367,12 @@ impl Layout {
                 panel[at + row] = first as u8;
                 panel[at + PANEL + row] = second as u8;
             }
-        }
-    }
-}
             GroupScale::Pair(factor, [first, second]) => {
                 let factor = (E4M3_OVER_F16 * factor).to_le_bytes();
                 panel[self.supers_at(scales, index) + 4 * row..][..4].copy_from_slice(&factor);
                 panel[at + row] = first;
                 panel[at + PANEL + row] = second;
             }
+        }
+    }
+}

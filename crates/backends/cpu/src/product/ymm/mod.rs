@@ -246,9 +246,9 @@ pub(super) unsafe fn multiply(
         match layout.kind {
             PanelKind::Quant(Codes::Four, _) => tile!(Four, 8),
             PanelKind::Quant(Codes::Five, _) => tile!(Five, 4),
+            PanelKind::Quant(Codes::E2m1, Scales::Pair) => tile!(Nvfp4, 4),
             PanelKind::Quant(Codes::E2m1, _) => tile!(E2m1, 4),
             PanelKind::Quant(Codes::Iq4, _) => tile::<Iq4, Words>(panel, layout, rows, ahead, results),
-            PanelKind::Quant(Codes::E2m1, Scales::Pair) => tile!(Nvfp4, 4),
             PanelKind::Quant(Codes::Six, _) => tile::<Six, Words>(panel, layout, rows, ahead, results),
             PanelKind::Quant(Codes::Eight, _) => tile::<Eight, Words>(panel, layout, rows, ahead, results),
             other => unreachable!("{other:?} is no kind of integers"),
@@ -282,10 +282,10 @@ pub(super) unsafe fn multiply_vnni(
         match layout.kind {
             PanelKind::Quant(Codes::Four, _) => tile!(Four),
             PanelKind::Quant(Codes::Five, _) => tile!(Five),
+            PanelKind::Quant(Codes::E2m1, Scales::Pair) => tile!(Nvfp4),
             PanelKind::Quant(Codes::E2m1, _) => tile!(E2m1),
             PanelKind::Quant(Codes::Iq4, _) => tile!(Iq4),
             PanelKind::Quant(Codes::Six, _) => tile!(Six),
-            PanelKind::Quant(Codes::E2m1, Scales::Pair) => tile!(Nvfp4),
             PanelKind::Quant(Codes::Eight, _) => tile!(Eight),
             other => unreachable!("{other:?} is no kind of integers"),
         }
@@ -366,10 +366,6 @@ unsafe fn add_group<C: ReadCodes, M: Multiply, const N: usize>(
     }
     // SAFETY: the caller guarantees this; arrays of a panel have two registers.
     unsafe {
-        let dots = match &scales.factors {
-            None => M::dots(codes, addresses, 0..STEPS),
-            Some(factors) => {
-                let mut dots = [[_mm256_setzero_si256(); N]; 2];
         if C::PAIRED {
             if let Some(pair) = &scales.pair {
                 add_half::<M, 0, N>(codes, pair[0], addresses, rows, results);
@@ -377,6 +373,10 @@ unsafe fn add_group<C: ReadCodes, M: Multiply, const N: usize>(
             }
             return;
         }
+        let dots = match &scales.factors {
+            None => M::dots(codes, addresses, 0..STEPS),
+            Some(factors) => {
+                let mut dots = [[_mm256_setzero_si256(); N]; 2];
                 for (part, factors) in factors.iter().enumerate() {
                     let steps = part * STEPS / 2..(part + 1) * STEPS / 2;
                     let products = M::dots(codes, addresses, steps);
