@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use octavo_server::Activation;
+use octavo_telemetry::{LogConfig, init_logging};
 use octavo_text::{ReasoningSyntax, ToolSyntax};
 use reqwest::Response;
 use serde_json::{Map, Value, json};
@@ -234,6 +235,10 @@ const ROUND: usize = 100;
 /// Every model has a round, and more of them while there is time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mutated_requests_are_answered_and_break_nothing() {
+    if std::env::var_os("OCTAVO_FUZZ_SECONDS").is_some() {
+        // This test runs alone then, and the log says why an engine has failed.
+        drop(init_logging(&LogConfig { level: Some("error".into()), ..LogConfig::default() }));
+    }
     let mut rng = Rng(fastrand::Rng::with_seed(from_environment("OCTAVO_FUZZ_SEED", 0)));
     let until = Instant::now() + Duration::from_secs(from_environment("OCTAVO_FUZZ_SECONDS", 2));
     let models = Model::all().count();
