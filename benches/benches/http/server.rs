@@ -22,6 +22,9 @@ const ROLE: &str = "OCTAVO_BENCH_SERVER";
 /// Environment variable of the child process with the duration of a step of the mock in microseconds.
 const STEP: &str = "OCTAVO_BENCH_STEP_MICROS";
 
+/// Maximum number of running requests: more than any load has.
+const MAX_NUM_SEQS: usize = 512;
+
 /// The layer between the socket and the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stack {
@@ -57,12 +60,13 @@ pub(crate) fn serve() -> Result<(), Box<dyn Error>> {
         vocab_size,
         tokens: TEXT_TOKENS_START..vocab_size as u32,
         blocks: 1 << 15,
+        max_rows: MAX_NUM_SEQS + 64,
         max_in_flight: 2,
         verify: false,
         step_latency: Duration::from_micros(env::var(STEP)?.parse()?),
         ..MockConfig::default()
     };
-    let limits = EngineConfig { max_num_seqs: 512, max_num_batched_tokens: 8192, ..EngineConfig::default() };
+    let limits = EngineConfig { max_num_seqs: MAX_NUM_SEQS, max_num_batched_tokens: 8192, ..EngineConfig::default() };
     let telemetry = Telemetry::new(TelemetryConfig { model_name: MODEL.into(), engine: 0, max_model_len: 2048 });
     let engine = Engine::spawn(Box::new(MockExecutor::new(mock)), limits, telemetry.engine())?;
     let config = ServerConfig { served_model_names: vec![MODEL.into()], vocab_size, ..ServerConfig::default() };

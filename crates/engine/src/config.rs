@@ -131,6 +131,17 @@ pub enum EngineError {
         /// Length of the longest n-gram.
         lookup_max: usize,
     },
+    /// A step of the executor has no room for a row of each sequence and a scored one.
+    #[error(
+        "max_num_seqs ({max_num_seqs}) is too large for the executor, which computes at most {rows} rows in a step: lower \
+         it to less than that"
+    )]
+    TooFewRows {
+        /// Maximum number of rows of a step.
+        rows: usize,
+        /// Value of `max_num_seqs`.
+        max_num_seqs: usize,
+    },
     /// The block size of the executor's KV cache is 0.
     #[error("the executor's KV cache has groups but a block size of 0")]
     NoBlockSize,

@@ -31,10 +31,14 @@ pub(crate) struct Shared {
 
 impl Shared {
     /// # Errors
-    /// Returns an error if the configuration contradicts itself or does not fit the executor's KV cache.
+    /// Returns an error if the configuration contradicts itself or does not fit the executor.
     pub(crate) fn new(executor: &dyn Executor, config: &EngineConfig) -> Result<Self, EngineError> {
         let spec = executor.kv_cache_spec();
         config.check(spec)?;
+        let (rows, max_num_seqs) = (executor.max_rows(), config.max_num_seqs);
+        if rows <= max_num_seqs {
+            return Err(EngineError::TooFewRows { rows, max_num_seqs });
+        }
         let images = executor.image_spec();
         let blocks = spec.groups.iter().map(|group| group.blocks.saturating_sub(1)).sum();
         Ok(Self {

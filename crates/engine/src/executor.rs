@@ -59,7 +59,7 @@ pub trait Executor: Send {
     fn vocab_size(&self) -> usize;
 
     /// Returns the maximum number of rows of a step that reach the head: those that score prompts, and those that draw
-    /// tokens. What exceeds `max_num_seqs`, or one row, is the budget of scores.
+    /// tokens. It is more than `max_num_seqs`; what exceeds that is the budget of scores.
     fn max_rows(&self) -> usize;
 
     /// Returns the maximum number of steps in flight: 1 or 2.

@@ -121,6 +121,24 @@ fn tokens_stream_to_their_requests() {
 }
 
 #[test]
+fn a_row_for_each_sequence_fits_a_step() {
+    let started = |max_num_seqs| {
+        let mock = MockExecutor::new(MockConfig { max_rows: 40, max_in_flight: 2, ..MockConfig::default() });
+        let config = EngineConfig { max_num_seqs, ..EngineConfig::default() };
+        Engine::spawn(Box::new(mock), config, EngineMetrics::disabled())
+    };
+    let error = started(40).err().map(|error| error.to_string()).unwrap_or_default();
+    assert!(error.contains("max_num_seqs (40)") && error.contains("40 rows"), "{error}");
+    let engine = started(39).unwrap();
+    let requests: Vec<_> = (0..60).map(|n| engine.handle().submit(request(&[n, n + 1], 5)).unwrap()).collect();
+    block_on(async {
+        for stream in requests {
+            assert_eq!(*finish(&drain(stream).await), FinishReason::Length);
+        }
+    });
+}
+
+#[test]
 fn a_slow_reader_gets_merged_events_and_delays_nobody() {
     let engine = spawn(MockExecutor::new(MockConfig::default()), EngineConfig::default());
     let slow = engine.handle().submit(request(&[1], 100)).unwrap();

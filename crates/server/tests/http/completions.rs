@@ -183,3 +183,13 @@ async fn the_fingerprint_tells_as_much_as_it_may() {
     assert_eq!(full.replace("-0.0.0", ""), hash);
     assert_eq!(fingerprint(FingerprintMode::None).await, Value::Null);
 }
+
+#[tokio::test]
+async fn as_many_choices_as_sequences_may_run_are_drawn_together() {
+    let server = Setup::default().start().await;
+    let body = json!({"prompt": ["a", "b"], "n": 256, "temperature": 1, "max_tokens": 3});
+    let answer = ok(server.completion(body)).await;
+    let choices = answer["choices"].as_array().unwrap();
+    assert_eq!(choices.len(), 512);
+    assert!(choices.iter().all(|choice| choice["text"] == "Hello world!"));
+}

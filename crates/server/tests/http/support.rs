@@ -123,6 +123,9 @@ pub struct Setup {
     adapters: Option<Adapters>,
 }
 
+/// Maximum number of running sequences, unless a test sets another.
+const MAX_NUM_SEQS: usize = 512;
+
 impl Default for Setup {
     fn default() -> Self {
         Self {
@@ -131,10 +134,11 @@ impl Default for Setup {
                 tokens: 256..256 + WORDS.len() as u32,
                 script: script(&["Hello", " world", "!", "<|im_end|>"]),
                 blocks: 8193,
+                max_rows: MAX_NUM_SEQS + 64,
                 verify: false,
                 ..MockConfig::default()
             },
-            engine: EngineConfig { max_model_len: 4096, max_num_seqs: 512, ..EngineConfig::default() },
+            engine: EngineConfig { max_model_len: 4096, max_num_seqs: MAX_NUM_SEQS, ..EngineConfig::default() },
             config: ServerConfig {
                 served_model_names: vec!["mock".into(), "alias".into()],
                 model_root: "root/of/mock".into(),
