@@ -4,6 +4,7 @@ use octavo_ops::StorageType;
 
 use super::blocks::offset;
 use super::{Group, GroupScale, PANEL};
+use crate::isa::Isa;
 use crate::memory::LINE;
 use crate::rows::GROUP;
 
@@ -52,16 +53,16 @@ pub(crate) enum Scales {
     /// Signed 8-bit scales of each half of each group, after f16 `d` of each super-block. The minimum is −32 times the
     /// scale.
     Halves,
-}
     /// e4m3 scales of each half of each group, after an f32 factor of each row. The minimum is
     /// −[`E2M1_OFFSET`](super::E2M1_OFFSET) times the scale.
     Pair,
+}
 
-/// Offset of the codes of [`Scales::Halves`].
 /// Factor of the factors of [`Scales::Pair`]: the bits of an e4m3 number are those of an f16 number that is so many times
 /// smaller.
 pub(crate) const E4M3_OVER_F16: f32 = 256.0;
 
+/// Offset of the codes of [`Scales::Halves`].
 pub(crate) const HALVES_OFFSET: i32 = 32;
 
 /// Floating-point numbers in fewer than 16 bits.
@@ -144,7 +145,6 @@ impl Scales {
             Self::Halves | Self::Signed => 2 * PANEL,
         }
     }
-}
 
     /// Returns the index of a group's super-block.
     const fn super_of(self, group: usize) -> usize {
@@ -161,6 +161,7 @@ impl Scales {
             _ => groups / SUPER,
         }
     }
+}
 
 impl Numbers {
     /// Returns the size of a group's codes in bytes.
@@ -184,8 +185,8 @@ impl PanelKind {
             StorageType::Q4K => Self::Quant(Codes::Four, Scales::Super),
             StorageType::Q5K => Self::Quant(Codes::Five, Scales::Super),
             StorageType::Mxfp4 => Self::Quant(Codes::E2m1, Scales::Power),
-            StorageType::Iq4Nl => Self::Quant(Codes::Iq4, fixed),
             StorageType::Nvfp4 => Self::Quant(Codes::E2m1, Scales::Pair),
+            StorageType::Iq4Nl => Self::Quant(Codes::Iq4, fixed),
             StorageType::Iq4Xs => Self::Quant(Codes::Iq4, Scales::Signed),
             StorageType::Int4 => Self::Quant(Codes::Four, Scales::Zero),
             StorageType::Int8 => Self::Quant(Codes::Eight, Scales::Wide),
@@ -197,6 +198,15 @@ impl PanelKind {
             StorageType::F32 => Self::F32,
             StorageType::Q6K | StorageType::Q3K => Self::Quant(Codes::Six, Scales::Halves),
             StorageType::Q8_0 | StorageType::Q2K => Self::Quant(Codes::Eight, fixed),
+        }
+    }
+
+    /// Returns whether products read their rows as integers.
+    pub(crate) const fn takes_integers(self, isa: Isa) -> bool {
+        match self {
+            Self::Quant(..) => true,
+            Self::Packed(Numbers::Nf4 | Numbers::Fp4) => matches!(isa, Isa::Avx2 | Isa::AvxVnni),
+            Self::Packed(Numbers::F8) | Self::Bf16 | Self::F16 | Self::F32 => false,
         }
     }
 
@@ -367,12 +377,12 @@ impl Layout {
                 panel[at + row] = first as u8;
                 panel[at + PANEL + row] = second as u8;
             }
-        }
-    }
-}
             GroupScale::Pair(factor, [first, second]) => {
                 let factor = (E4M3_OVER_F16 * factor).to_le_bytes();
                 panel[self.supers_at(scales, index) + 4 * row..][..4].copy_from_slice(&factor);
                 panel[at + row] = first;
                 panel[at + PANEL + row] = second;
             }
+        }
+    }
+}

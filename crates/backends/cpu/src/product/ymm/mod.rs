@@ -4,6 +4,7 @@
 //! A single row is multiplied with codes as they are read. For more rows, a group of a panel is unpacked to bytes in the
 //! first-level cache first. All sums within a group are exact, so that a row's bits are those of every other kernel.
 
+pub(super) mod numbers;
 mod read;
 
 use std::arch::x86_64::*;
@@ -182,9 +183,10 @@ pub(super) struct TileRows<'a> {
     words: Option<&'a [i16]>,
 }
 
-/// Returns whether codes of this layout are multiplied in 16 bits, unless there is AVX-VNNI.
-fn needs_words(layout: &Layout) -> bool {
-    matches!(layout.kind, PanelKind::Quant(Codes::Six | Codes::Eight | Codes::Iq4, _))
+/// Returns whether codes of this layout are multiplied in 16 bits. With AVX-VNNI, only the values of tables are.
+fn needs_words(vnni: bool, layout: &Layout) -> bool {
+    let is_wide = matches!(layout.kind, PanelKind::Quant(Codes::Six | Codes::Eight | Codes::Iq4, _));
+    is_wide && !vnni || matches!(layout.kind, PanelKind::Packed(_))
 }
 
 impl<'a> TileRows<'a> {
@@ -197,7 +199,7 @@ impl<'a> TileRows<'a> {
         scratch: &'a mut Lines<i16>,
     ) -> Self {
         assert!(count <= TILE && input.cols == layout.cols);
-        let words = (!vnni && needs_words(layout)).then(|| {
+        let words = needs_words(vnni, layout).then(|| {
             scratch.reserve_zeroed(TILE * input.cols);
             for (row, words) in (first..first + count).zip(scratch.chunks_exact_mut(input.cols)) {
                 // SAFETY: AVX2 is available wherever these kernels are chosen.
@@ -246,11 +248,12 @@ pub(super) unsafe fn multiply(
         match layout.kind {
             PanelKind::Quant(Codes::Four, _) => tile!(Four, 8),
             PanelKind::Quant(Codes::Five, _) => tile!(Five, 4),
+            PanelKind::Quant(Codes::E2m1, Scales::Pair) => tile!(Nvfp4, 4),
             PanelKind::Quant(Codes::E2m1, _) => tile!(E2m1, 4),
             PanelKind::Quant(Codes::Iq4, _) => tile::<Iq4, Words>(panel, layout, rows, ahead, results),
-            PanelKind::Quant(Codes::E2m1, Scales::Pair) => tile!(Nvfp4, 4),
             PanelKind::Quant(Codes::Six, _) => tile::<Six, Words>(panel, layout, rows, ahead, results),
             PanelKind::Quant(Codes::Eight, _) => tile::<Eight, Words>(panel, layout, rows, ahead, results),
+            PanelKind::Packed(kind) => numbers::multiply_levels(kind, panel, layout, rows, ahead, results),
             other => unreachable!("{other:?} is no kind of integers"),
         }
     }
@@ -282,11 +285,12 @@ pub(super) unsafe fn multiply_vnni(
         match layout.kind {
             PanelKind::Quant(Codes::Four, _) => tile!(Four),
             PanelKind::Quant(Codes::Five, _) => tile!(Five),
+            PanelKind::Quant(Codes::E2m1, Scales::Pair) => tile!(Nvfp4),
             PanelKind::Quant(Codes::E2m1, _) => tile!(E2m1),
             PanelKind::Quant(Codes::Iq4, _) => tile!(Iq4),
             PanelKind::Quant(Codes::Six, _) => tile!(Six),
-            PanelKind::Quant(Codes::E2m1, Scales::Pair) => tile!(Nvfp4),
             PanelKind::Quant(Codes::Eight, _) => tile!(Eight),
+            PanelKind::Packed(kind) => numbers::multiply_levels(kind, panel, layout, rows, ahead, results),
             other => unreachable!("{other:?} is no kind of integers"),
         }
     }
@@ -366,10 +370,6 @@ unsafe fn add_group<C: ReadCodes, M: Multiply, const N: usize>(
     }
     // SAFETY: the caller guarantees this; arrays of a panel have two registers.
     unsafe {
-        let dots = match &scales.factors {
-            None => M::dots(codes, addresses, 0..STEPS),
-            Some(factors) => {
-                let mut dots = [[_mm256_setzero_si256(); N]; 2];
         if C::PAIRED {
             if let Some(pair) = &scales.pair {
                 add_half::<M, 0, N>(codes, pair[0], addresses, rows, results);
@@ -377,6 +377,10 @@ unsafe fn add_group<C: ReadCodes, M: Multiply, const N: usize>(
             }
             return;
         }
+        let dots = match &scales.factors {
+            None => M::dots(codes, addresses, 0..STEPS),
+            Some(factors) => {
+                let mut dots = [[_mm256_setzero_si256(); N]; 2];
                 for (part, factors) in factors.iter().enumerate() {
                     let steps = part * STEPS / 2..(part + 1) * STEPS / 2;
                     let products = M::dots(codes, addresses, steps);
