@@ -10,7 +10,7 @@ use octavo_engine::{
     Adapter, Engine, EngineConfig, FinishReason, Logprobs, Pooling, Request, RequestEvent, RequestStream,
     SamplingParams, Speculation, Task, TokenOutput,
 };
-use octavo_ops::sampling::{SampleBatch, SampledToken};
+use octavo_ops::sampling::{SampleBatch, SampleRow, SampledToken};
 use octavo_ops::testing::{QkNormWidth, Scales, TestAdapter, TestRng, TinyModel};
 use octavo_ops::{AdapterSource, Backend, BackendError, KvGroup, Program, StepBatch, WeightSource};
 use octavo_runner::{AdapterLimits, AdapterWeights, KvBudget, Runner, RunnerConfig};
@@ -118,7 +118,17 @@ impl Backend for Launching {
     fn start_sampling(&mut self, batch: &SampleBatch<'_>) -> Result<(), BackendError> {
         assert!(self.waiting.len() < 2, "more steps are under way than was said");
         let mut tokens = Vec::new();
-        self.inner.sample(batch, &mut tokens)?;
+        // The tokens of the step before count too, which the host may not know yet.
+        let count = |row: &SampleRow<'_>| {
+            let mut counts = row.counts.cloned().unwrap_or_default();
+            row.pending.into_iter().for_each(|row| counts.push(self.drawn[row as usize]));
+            counts
+        };
+        let counts: Vec<_> = batch.rows.iter().map(count).collect();
+        let rows: Vec<_> = (batch.rows.iter().zip(&counts))
+            .map(|(row, counts)| SampleRow { counts: row.counts.map(|_| counts), ..*row })
+            .collect();
+        self.inner.sample(&SampleBatch { rows: &rows }, &mut tokens)?;
         self.drawn = tokens.iter().map(|token| token.id).collect();
         self.waiting.push_back(tokens);
         Ok(())

@@ -61,6 +61,11 @@ impl Isa {
         self.attends_in_bf16()
     }
 
+    /// Returns whether registers have 512 bits.
+    pub(crate) const fn has_wide_registers(self) -> bool {
+        matches!(self, Self::Avx512 | Self::Avx512Bf16 | Self::Amx)
+    }
+
     /// Returns whether attention multiplies keys and values in bf16 directly.
     pub(crate) const fn attends_in_bf16(self) -> bool {
         matches!(self, Self::Avx512Bf16 | Self::Amx)

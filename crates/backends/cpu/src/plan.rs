@@ -451,9 +451,9 @@ impl Planner<'_> {
     fn reads_plain(&self, weight: WeightId) -> bool {
         let mut parts = self.weights[weight.0].matrices().iter().flat_map(|matrix| &matrix.parts);
         parts.any(|part| match part.layout.kind {
-            PanelKind::Quant(..) => false,
+            kind if kind.takes_integers(self.isa) => false,
             PanelKind::Bf16 | PanelKind::Packed(_) => !self.isa.multiplies_bf16(),
-            PanelKind::F16 | PanelKind::F32 => true,
+            PanelKind::F16 | PanelKind::F32 | PanelKind::Quant(..) => true,
         })
     }
 
@@ -461,11 +461,11 @@ impl Planner<'_> {
         let parts = self.weights[weight.0].matrices().iter().flat_map(|matrix| &matrix.parts);
         parts.fold(Forms::default(), |forms, part| {
             forms.and(match part.layout.kind {
-                PanelKind::Quant(..) => Forms { quant: true, coarse: self.coarse, bf16: false },
+                kind if kind.takes_integers(self.isa) => Forms { quant: true, coarse: self.coarse, bf16: false },
                 PanelKind::Bf16 | PanelKind::Packed(_) => {
                     Forms { bf16: self.isa.multiplies_bf16(), ..Forms::default() }
                 }
-                PanelKind::F16 | PanelKind::F32 => Forms::default(),
+                PanelKind::F16 | PanelKind::F32 | PanelKind::Quant(..) => Forms::default(),
             })
         })
     }

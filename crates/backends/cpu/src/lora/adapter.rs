@@ -35,8 +35,13 @@ impl Panels {
     /// Multiplies rows with some rows of a panel: those that begin `from` rows after the first panel's.
     pub(crate) fn multiply(&self, isa: Isa, x: [&[f32]; ROWS], from: usize, sums: &mut [[f32; LANES]; ROWS]) {
         let len = x[0].len();
+        // A row's sums are one register of 512 bits: two for each row keep the adders busy. Narrower registers already have
+        // more sums, and twice as many would not fit.
+        let apart = isa.has_wide_registers();
         match self {
+            Self::F32(lines) if apart => isa.multiply_f32_apart(x, &lines.as_chunks().0[from..][..len], sums),
             Self::F32(lines) => isa.multiply_f32(x, &lines.as_chunks().0[from..][..len], sums),
+            Self::Bf16(lines) if apart => isa.multiply_bf16_apart(x, &lines.as_chunks().0[from..][..len], sums),
             Self::Bf16(lines) => isa.multiply_bf16(x, &lines.as_chunks().0[from..][..len], sums),
         }
     }

@@ -37,6 +37,12 @@ per_isa! {
 
     /// Does the same with a panel of bf16 numbers.
     fn multiply_bf16(x: [&[f32]; ROWS], panel: &[[u16; LANES]], sums: &mut [[f32; LANES]; ROWS]);
+
+    /// Does the same as `multiply_f32`, with the sums of even and of odd rows apart.
+    fn multiply_f32_apart(x: [&[f32]; ROWS], panel: &[[f32; LANES]], sums: &mut [[f32; LANES]; ROWS]);
+
+    /// Does the same as `multiply_bf16`, with the sums of even and of odd rows apart.
+    fn multiply_bf16_apart(x: [&[f32]; ROWS], panel: &[[u16; LANES]], sums: &mut [[f32; LANES]; ROWS]);
 }
 
 thread_local! {

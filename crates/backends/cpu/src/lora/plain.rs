@@ -11,7 +11,7 @@ pub(super) fn multiply_f32<const FMA: bool>(
     panel: &[[f32; LANES]],
     sums: &mut [[f32; LANES]; ROWS],
 ) {
-    *sums = multiply::<FMA, _>(x, panel, |x| x);
+    *sums = multiply::<FMA, 1, _>(x, panel, |x| x);
 }
 
 #[inline(always)]
@@ -20,42 +20,62 @@ pub(super) fn multiply_bf16<const FMA: bool>(
     panel: &[[u16; LANES]],
     sums: &mut [[f32; LANES]; ROWS],
 ) {
-    *sums = multiply::<FMA, _>(x, panel, |bits| bf16::from_bits(bits).to_f32());
+    *sums = multiply::<FMA, 1, _>(x, panel, |bits| bf16::from_bits(bits).to_f32());
 }
 
-/// Returns the sums over the rows of a panel. Even and odd rows are added apart, so that an addition waits for few others.
 #[inline(always)]
-fn multiply<const FMA: bool, T: Copy>(
+pub(super) fn multiply_f32_apart<const FMA: bool>(
+    x: [&[f32]; ROWS],
+    panel: &[[f32; LANES]],
+    sums: &mut [[f32; LANES]; ROWS],
+) {
+    *sums = multiply::<FMA, 2, _>(x, panel, |x| x);
+}
+
+#[inline(always)]
+pub(super) fn multiply_bf16_apart<const FMA: bool>(
+    x: [&[f32]; ROWS],
+    panel: &[[u16; LANES]],
+    sums: &mut [[f32; LANES]; ROWS],
+) {
+    *sums = multiply::<FMA, 2, _>(x, panel, |bits| bf16::from_bits(bits).to_f32());
+}
+
+/// Returns the sums over the rows of a panel. The rows are added in `CHAINS` sums by turns, so that an addition waits for as
+/// many fewer others.
+#[inline(always)]
+fn multiply<const FMA: bool, const CHAINS: usize, T: Copy>(
     x: [&[f32]; ROWS],
     panel: &[[T; LANES]],
     widen: impl Fn(T) -> f32,
 ) -> [[f32; LANES]; ROWS] {
     let x = x.map(|row| &row[..panel.len()]);
-    let mut sums = [[[0.0f32; LANES]; ROWS]; 2];
-    let (pairs, last) = panel.as_chunks::<2>();
-    for (pair, weights) in pairs.iter().enumerate() {
-        for half in 0..2 {
-            let weights = weights[half].map(&widen);
-            for row in 0..ROWS {
-                let x = x[row][2 * pair + half];
-                for lane in 0..LANES {
-                    sums[half][row][lane] = fma::<FMA>(x, weights[lane], sums[half][row][lane]);
-                }
-            }
+    let mut sums = [[[0.0f32; LANES]; ROWS]; CHAINS];
+    let (turns, last) = panel.as_chunks::<CHAINS>();
+    for (turn, weights) in turns.iter().enumerate() {
+        for chain in 0..CHAINS {
+            add::<FMA>(x.map(|row| row[CHAINS * turn + chain]), weights[chain].map(&widen), &mut sums[chain]);
         }
     }
-    for weights in last {
-        let weights = weights.map(&widen);
-        for row in 0..ROWS {
-            let x = x[row][panel.len() - 1];
-            for lane in 0..LANES {
-                sums[0][row][lane] = fma::<FMA>(x, weights[lane], sums[0][row][lane]);
-            }
+    for (chain, weights) in last.iter().enumerate() {
+        let at = turns.len() * CHAINS + chain;
+        add::<FMA>(x.map(|row| row[at]), weights.map(&widen), &mut sums[chain]);
+    }
+    let mut first = sums[0];
+    for other in &sums[1..] {
+        for (sum, more) in first.as_flattened_mut().iter_mut().zip(other.as_flattened()) {
+            *sum += more;
         }
     }
-    let [mut even, odd] = sums;
-    for (even, odd) in even.as_flattened_mut().iter_mut().zip(odd.as_flattened()) {
-        *even += odd;
+    first
+}
+
+/// Adds a row of a panel times an element of each row.
+#[inline(always)]
+fn add<const FMA: bool>(x: [f32; ROWS], weights: [f32; LANES], sums: &mut [[f32; LANES]; ROWS]) {
+    for (x, sums) in x.into_iter().zip(sums) {
+        for (sum, weight) in sums.iter_mut().zip(weights) {
+            *sum = fma::<FMA>(x, weight, *sum);
+        }
     }
-    even
 }

@@ -109,11 +109,11 @@ pub(super) mod wide {
         #[target_feature(enable = "avx512f,avx512bw")]
         unsafe fn values(at: *const u8) -> [__m512; 2] {
             // SAFETY: the caller guarantees this.
-            let codes = unsafe { _mm512_cvtepu8_epi16(_mm256_loadu_si256(at.cast())) };
-            // As f16, whose exponent is five bits with a bias of 15, the bits are the value over 256.
-            let sign = _mm512_and_si512(_mm512_slli_epi16::<8>(codes), _mm512_set1_epi16(i16::MIN));
-            let rest = _mm512_and_si512(_mm512_slli_epi16::<7>(codes), _mm512_set1_epi16(0x3f80));
-            let halves = _mm512_or_si512(sign, rest);
+            let codes = unsafe { _mm512_cvtepi8_epi16(_mm256_loadu_si256(at.cast())) };
+            // As f16, whose exponent is five bits with a bias of 15, the bits are the value over 256. The sign is extended to
+            // the left of the exponent, and masked between.
+            let mask = _mm512_set1_epi16(0xbf80_u16 as i16);
+            let halves = _mm512_and_si512(_mm512_slli_epi16::<7>(codes), mask);
             [_mm512_cvtph_ps(_mm512_castsi512_si256(halves)), _mm512_cvtph_ps(_mm512_extracti64x4_epi64::<1>(halves))]
         }
     }

@@ -4,6 +4,7 @@ use octavo_ops::StorageType;
 
 use super::blocks::offset;
 use super::{Group, GroupScale, PANEL};
+use crate::isa::Isa;
 use crate::memory::LINE;
 use crate::rows::GROUP;
 
@@ -197,6 +198,15 @@ impl PanelKind {
             StorageType::F32 => Self::F32,
             StorageType::Q6K | StorageType::Q3K => Self::Quant(Codes::Six, Scales::Halves),
             StorageType::Q8_0 | StorageType::Q2K => Self::Quant(Codes::Eight, fixed),
+        }
+    }
+
+    /// Returns whether products read their rows as integers.
+    pub(crate) const fn takes_integers(self, isa: Isa) -> bool {
+        match self {
+            Self::Quant(..) => true,
+            Self::Packed(Numbers::Nf4 | Numbers::Fp4) => matches!(isa, Isa::Avx2 | Isa::AvxVnni),
+            Self::Packed(Numbers::F8) | Self::Bf16 | Self::F16 | Self::F32 => false,
         }
     }
 

@@ -4,6 +4,7 @@
 //! A single row is multiplied with codes as they are read. For more rows, a group of a panel is unpacked to bytes in the
 //! first-level cache first. All sums within a group are exact, so that a row's bits are those of every other kernel.
 
+pub(super) mod numbers;
 mod read;
 
 use std::arch::x86_64::*;
@@ -182,9 +183,10 @@ pub(super) struct TileRows<'a> {
     words: Option<&'a [i16]>,
 }
 
-/// Returns whether codes of this layout are multiplied in 16 bits, unless there is AVX-VNNI.
-fn needs_words(layout: &Layout) -> bool {
-    matches!(layout.kind, PanelKind::Quant(Codes::Six | Codes::Eight | Codes::Iq4, _))
+/// Returns whether codes of this layout are multiplied in 16 bits. With AVX-VNNI, only the values of tables are.
+fn needs_words(vnni: bool, layout: &Layout) -> bool {
+    let is_wide = matches!(layout.kind, PanelKind::Quant(Codes::Six | Codes::Eight | Codes::Iq4, _));
+    is_wide && !vnni || matches!(layout.kind, PanelKind::Packed(_))
 }
 
 impl<'a> TileRows<'a> {
@@ -197,7 +199,7 @@ impl<'a> TileRows<'a> {
         scratch: &'a mut Lines<i16>,
     ) -> Self {
         assert!(count <= TILE && input.cols == layout.cols);
-        let words = (!vnni && needs_words(layout)).then(|| {
+        let words = needs_words(vnni, layout).then(|| {
             scratch.reserve_zeroed(TILE * input.cols);
             for (row, words) in (first..first + count).zip(scratch.chunks_exact_mut(input.cols)) {
                 // SAFETY: AVX2 is available wherever these kernels are chosen.
@@ -251,6 +253,7 @@ pub(super) unsafe fn multiply(
             PanelKind::Quant(Codes::Iq4, _) => tile::<Iq4, Words>(panel, layout, rows, ahead, results),
             PanelKind::Quant(Codes::Six, _) => tile::<Six, Words>(panel, layout, rows, ahead, results),
             PanelKind::Quant(Codes::Eight, _) => tile::<Eight, Words>(panel, layout, rows, ahead, results),
+            PanelKind::Packed(kind) => numbers::multiply_levels(kind, panel, layout, rows, ahead, results),
             other => unreachable!("{other:?} is no kind of integers"),
         }
     }
@@ -287,6 +290,7 @@ pub(super) unsafe fn multiply_vnni(
             PanelKind::Quant(Codes::Iq4, _) => tile!(Iq4),
             PanelKind::Quant(Codes::Six, _) => tile!(Six),
             PanelKind::Quant(Codes::Eight, _) => tile!(Eight),
+            PanelKind::Packed(kind) => numbers::multiply_levels(kind, panel, layout, rows, ahead, results),
             other => unreachable!("{other:?} is no kind of integers"),
         }
     }
