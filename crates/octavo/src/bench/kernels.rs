@@ -4,7 +4,9 @@ use std::fmt;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
-use octavo_backend_cuda::{CudaBackend, CudaConfig, ExpertSizes, KernelBench, KernelTime, Memory, named_folders};
+use octavo_backend_cuda::{
+    CacheType, CudaBackend, CudaConfig, ExpertSizes, KernelBench, KernelTime, Memory, named_folders,
+};
 use octavo_bench::roofline::{Bounds, Figures, Limits, table};
 use octavo_models::{Checkpoint, ModelConfig, ResolveOptions};
 use octavo_ops::HeadShape;
