@@ -265,7 +265,7 @@ fn codes_are_those_of_the_numbers() {
             case.qkv.set(rng.below(case.qkv.len()), bad);
         }
         let (codes, (_, cache)) = (case.codes(), case.run());
-        check_codes(&codes, &cache, |i| if i / case.plane() % 2 == 0 { K_SCALE } else { V_SCALE });
+        check_codes(&codes, &cache, |i| if (i / case.plane()).is_multiple_of(2) { K_SCALE } else { V_SCALE });
     }
 }
 
