@@ -124,8 +124,12 @@ pub fn paged_attention(types: impl Into<AttentionTypes>, head_size: usize) -> In
         _ => format!("paged_attention_{}_d{largest}{ending}", dtype.name()),
     };
     let instance = Instance::new::<AttentionParams>(sources::ATTENTION_PLAIN, name, call, THREADS as u32).typed(dtype);
-    // By default the compiler spills to fit more CTAs of large heads on an sm_70, and on an sm_120 to fit eight.
-    if largest == MAX_HEAD_SIZE { instance } else { instance.resident(7) }
+    // By default the compiler spills to fit more CTAs of large heads on an sm_70, and on an sm_120 to fit six.
+    match (largest, dtype) {
+        (MAX_HEAD_SIZE, _) => instance,
+        (_, Dtype::F32) => instance.resident(5),
+        _ => instance.resident(8),
+    }
 }
 
 /// Returns the template's arguments and the name's ending for latent attention; `None` if [`paged_attention`] must be

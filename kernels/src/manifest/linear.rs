@@ -122,15 +122,11 @@ pub fn mmvq(format: QuantFormat, out: Dtype, rows: u32) -> Instance {
     let name = format!("mmvq_{}_{}_m{rows}", format.name(), out.name());
     let instance = Instance::new::<QuantLinearParams>(sources::QUANTIZED, name, call, 128).typed(out);
     // By default the compiler spills a little to fit one more CTA, on one chip or another.
-    let spills = [
-        (QuantFormat::Q5_1, 1),
-        (QuantFormat::Q5_1, 2),
-        (QuantFormat::Int4, 2),
-        (QuantFormat::Q2K, 4),
-        (QuantFormat::Q6K, 4),
-    ];
-    let alone = rows == 8 || spills.contains(&(format, rows));
-    if alone { instance.resident(1) } else { instance }
+    match (format, rows) {
+        (_, 8) | (QuantFormat::Q5_1, 1) | (QuantFormat::Q2K, 4) => instance.resident(1),
+        (QuantFormat::Q5_1 | QuantFormat::Int4, 2) | (QuantFormat::Q6K, 4) => instance.resident(5),
+        _ => instance,
+    }
 }
 
 /// Returns the instance for the product of activations of type `dtype` with a weight whose codes are floating-point
@@ -140,8 +136,11 @@ pub fn gemv_quant(format: QuantFormat, dtype: Dtype, out: Dtype, rows: u32) -> I
     let name = format!("gemv_quant_{}_{}_m{rows}", format.name(), types(dtype, out));
     let instance = Instance::new::<QuantLinearParams>(sources::QUANTIZED, name, call, 128).typed(dtype);
     // As in `mmvq`.
-    let spills = (format, dtype, rows) == (QuantFormat::F8E4M3, Dtype::F32, 2);
-    if rows == 8 || spills { instance.resident(1) } else { instance }
+    match (format, dtype, rows) {
+        (.., 8) => instance.resident(1),
+        (QuantFormat::F8E4M3, Dtype::F32, 2) => instance.resident(6),
+        _ => instance,
+    }
 }
 
 /// Numbers of rows of a tile of [`gemm_quant`], each with the maximum number of rows of a product that uses it. A row's
