@@ -54,6 +54,8 @@ fn adapters_that_cannot_be_served_end_the_start() {
     let module = format!("tune={}", testdata("adapters/permuted").display());
     let without = refused(&["--lora-modules", &module]);
     assert!(without.contains("--lora-modules needs --enable-lora"), "{without}");
+    let few = refused(&["--enable-lora", "--max-loras", "2", "--max-cpu-loras", "1"]);
+    assert!(few.contains("--max-cpu-loras 1: it must be at least --max-loras, 2"), "{few}");
     let small = refused(&["--enable-lora", "--max-lora-rank", "2", "--lora-modules", &module]);
     assert!(
         small.contains("--lora-modules tune: ") && small.contains("above the largest that is served, 2"),

@@ -24,7 +24,9 @@ pub mod progress;
 mod resolve;
 pub mod testing;
 
-pub use adapter::{AdapterError, AdapterTargets, MergeOptions, Merged, ServedAdapter, adapter_base, merge};
+pub use adapter::{
+    AdapterError, AdapterTargets, MergeOptions, Merged, ServedAdapter, adapter_base, adapter_version, merge,
+};
 pub use catalog::CatalogEntry;
 pub use checkpoint::{
     Checkpoint, CheckpointError, Format, GenerationConfig, GgufError, GgufTokenizer, GridType, ImageSize, KvScheme,

@@ -10,6 +10,7 @@ mod served;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 use octavo_ops::WeightError;
 use serde_json::Value;
@@ -135,6 +136,16 @@ pub fn adapter_base(folder: &Path) -> Option<String> {
     let object = read_object(&folder.join(CONFIG)).ok()??;
     let text = |key: &str| object.get(key).and_then(Value::as_str);
     text("base_model_name_or_path").filter(|_| text("peft_type") == Some("LORA")).map(str::to_owned)
+}
+
+/// Returns the sizes and times of an adapter's files, which tell them from those after a change; `None` if one is missing.
+pub fn adapter_version(folder: &Path) -> Option<String> {
+    let file = |name: &str| {
+        let file = std::fs::metadata(folder.join(name)).ok()?;
+        let changed = file.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
+        Some(format!("{}@{}", file.len(), changed.as_nanos()))
+    };
+    Some(format!("{}, {}", file(CONFIG)?, file(WEIGHTS)?))
 }
 
 /// Returns the tensors of each module.

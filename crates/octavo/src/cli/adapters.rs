@@ -26,6 +26,13 @@ pub(crate) struct AdapterArgs {
     #[arg(long, value_parser = values::count, default_value = "1", value_name = "N")]
     pub(crate) max_loras: usize,
 
+    /// Maximum number of adapters whose weights are kept in memory, at least --max-loras [default: --max-loras].
+    ///
+    /// The weights of the others are read from their files when a request needs them. The adapters that were used last are
+    /// kept.
+    #[arg(long, value_parser = values::count, value_name = "N")]
+    pub(crate) max_cpu_loras: Option<usize>,
+
     /// Largest rank of an adapter.
     #[arg(long, value_parser = values::count, default_value = "16", value_name = "RANK")]
     pub(crate) max_lora_rank: usize,

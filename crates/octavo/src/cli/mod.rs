@@ -34,7 +34,7 @@ use clap_complete::Shell;
 use octavo_backend_cpu::Isa;
 use octavo_telemetry::LogFormat;
 
-pub(crate) use adapters::{AdapterArgs, LoraModule};
+pub(crate) use adapters::AdapterArgs;
 pub(crate) use batch::RunBatchArgs;
 pub(crate) use bench::{
     BatchArgs, BenchArgs, BenchCommand, BenchKernelsArgs, BenchLatencyArgs, BenchLimitsArgs, BenchRooflineArgs,

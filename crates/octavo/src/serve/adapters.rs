@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail};
 use octavo_engine::Adapter;
-use octavo_models::{AdapterError, AdapterTargets, adapter_base};
+use octavo_models::{AdapterError, AdapterTargets, adapter_base, adapter_version};
 use octavo_runner::{AdapterLimits, AdapterWeights};
 use octavo_server::{AdapterLoadError, AdapterLoader, AdapterSource, Adapters};
 use tracing::{info, warn};
 
-use crate::cli::{AdapterArgs, LoraModule};
+use crate::cli::AdapterArgs;
 use crate::serve::model::LoadedModel;
 use crate::serve::settings::Settings;
 use crate::system::human_bytes;
@@ -32,6 +32,9 @@ pub(crate) fn limits(args: &AdapterArgs) -> Result<Option<AdapterLimits>> {
     if args.max_lora_rank > MAX_RANK {
         bail!("--max-lora-rank {}: the largest rank is {MAX_RANK}", args.max_lora_rank);
     }
+    if let Some(kept) = args.max_cpu_loras.filter(|kept| *kept < args.max_loras) {
+        bail!("--max-cpu-loras {kept}: it must be at least --max-loras, {}", args.max_loras);
+    }
     Ok(Some(AdapterLimits { slots: args.max_loras, rank: args.max_lora_rank }))
 }
 
@@ -40,20 +43,22 @@ pub(crate) fn limits(args: &AdapterArgs) -> Result<Option<AdapterLimits>> {
 /// # Errors
 /// An adapter cannot be loaded.
 pub(crate) fn start(
-    modules: &[LoraModule],
+    args: &AdapterArgs,
     limits: Option<AdapterLimits>,
     settings: &Settings,
     model: &LoadedModel,
 ) -> Result<Option<Adapters>> {
     let Some(AdapterLimits { slots, rank }) = limits else { return Ok(None) };
     let targets = AdapterTargets::new(&model.checkpoint, &model.program);
-    info!("adapters: {slots} at a time, of rank {rank} at most");
+    let kept = args.max_cpu_loras.unwrap_or(slots);
+    info!("adapters: {slots} at a time, of rank {rank} at most; {kept} in memory");
     if settings.server.adapter_routes {
         warn!("adapters can be loaded and unloaded by requests: do not expose these routes");
     }
     let folder = settings.adapter_folder.clone();
-    let adapters = Adapters::new(Loader { targets, rank }, folder, settings.server.served_model_names.clone());
-    for module in modules {
+    let names = settings.server.served_model_names.clone();
+    let adapters = Adapters::new(Loader { targets, rank }, folder, names, kept);
+    for module in &args.lora_modules {
         let loaded = adapters.load(&module.name, Path::new(&module.path), module.base.as_deref());
         loaded.map_err(|error| anyhow!("--lora-modules {}: {error}", module.name))?;
     }
@@ -80,5 +85,9 @@ impl AdapterLoader for Loader {
 
     fn base_of(&self, path: &Path) -> Option<String> {
         adapter_base(path)
+    }
+
+    fn version_of(&self, path: &Path) -> Option<String> {
+        adapter_version(path)
     }
 }

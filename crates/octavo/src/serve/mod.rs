@@ -261,7 +261,7 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     });
     let (publisher, sink) = settings.kv_events.as_ref().map(publish).transpose()?.unzip();
     server_config.kv_event_sources.extend(settings.kv_events.as_ref().map(|config| event_source(config, block_size)));
-    let adapters = adapters::start(&args.adapters.lora_modules, adapter_limits, settings, &model)?;
+    let adapters = adapters::start(&args.adapters, adapter_limits, settings, &model)?;
     let drafts = engine_config.speculation.map(|speculation| speculation.tokens);
     let engine_metrics = drafts.map_or_else(|| telemetry.engine(), |drafts| telemetry.speculating_engine(drafts));
     let engine = Engine::spawn_with_events(Box::new(runner), engine_config, engine_metrics, sink)?;

@@ -59,7 +59,7 @@ pub(crate) async fn one(State(state): State<AppState>, Path(model): Path<String>
     if let Some(name) = state.config.served_model_names.iter().find(|name| **name == model) {
         return Json(card(name, &state)).into_response();
     }
-    match adapters(&state).iter().find(|served| **served.adapter.name() == *model) {
+    match adapters(&state).iter().find(|served| *served.name == *model) {
         Some(served) => Json(adapter_card(served, &state)).into_response(),
         None => ApiError::model_not_found(&model, &state.model_names()).into_response(),
     }
@@ -70,12 +70,7 @@ fn adapters(state: &App) -> Vec<ServedAdapter> {
 }
 
 fn adapter_card<'a>(served: &'a ServedAdapter, state: &'a App) -> ModelCard<'a> {
-    ModelCard {
-        root: &served.path,
-        parent: Some(&served.parent),
-        max_model_len: None,
-        ..card(served.adapter.name(), state)
-    }
+    ModelCard { root: &served.path, parent: Some(&served.parent), max_model_len: None, ..card(&served.name, state) }
 }
 
 fn card<'a>(id: &'a str, state: &'a App) -> ModelCard<'a> {

@@ -220,7 +220,7 @@ impl Setup {
         setup.mock.adapter_slots = 1;
         setup.config.adapter_routes = true;
         let folder = Some(PathBuf::from("/adapters"));
-        setup.adapters = Some(Adapters::new(FakeLoader, folder, setup.config.served_model_names.clone()));
+        setup.adapters = Some(Adapters::new(FakeLoader, folder, setup.config.served_model_names.clone(), 8));
         setup
     }
 

@@ -166,7 +166,6 @@ pub(crate) const FLAGS: &[Flag] = &[
     flag("default-mm-loras", Json, LORA),
     flag("enable-lora-bias", Switch, LORA),
     flag("fully-sharded-loras", Switch, LORA_WHOLE),
-    flag("max-cpu-loras", Value, NoEffect("adapters stay in memory while they are served")),
     flag("lora-extra-vocab-size", Value, LORA),
     flag("lora-dtype", Value, NoEffect("the numbers of an adapter are kept as they are")),
     flag("speculative-model", Value, SPECULATION),

@@ -41,7 +41,7 @@ impl App {
 
     /// The names that requests may have as their model.
     pub(crate) fn model_names(&self) -> Vec<String> {
-        let adapters = self.adapters.iter().flat_map(Adapters::list).map(|served| served.adapter.name().to_string());
+        let adapters = self.adapters.iter().flat_map(Adapters::list).map(|served| served.name.to_string());
         self.config.served_model_names.iter().cloned().chain(adapters).collect()
     }
 }

@@ -1,0 +1,231 @@
+//! Measures the storage types of quantised weights and the adapters of the CPU backend beside each other: `cargo bench -p
+//! octavo-benches --bench storage -- [THREADS [SECONDS]]`.
+//!
+//! Models that differ only in the storage type of their matrices compute the same steps by turns. Each type is compared with
+//! the type of GGUF that has as many bits: the printed ratio is that of speeds, so 1 is as fast. Then a model computes steps of
+//! 32 sequences by turns without adapters, with one for all and with eight. A ratio is the median over the rounds, with the
+//! least and the most of them. Every kind of step is repeated for `SECONDS` (45), on `THREADS` threads (all cores).
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use octavo_backend_cpu::{CpuBackend, CpuConfig};
+use octavo_ops::testing::{PagedBatches, TestRng, TinyModel};
+use octavo_ops::{AdapterSource, Backend, HeadShape, LoraMatrices, Program, SiteId, SiteKind, StepBatch, StorageType};
+
+/// Storage types, each with the one that it is compared with.
+const TYPES: [(StorageType, StorageType); 7] = [
+    (StorageType::Nf4, StorageType::Q4_0),
+    (StorageType::Fp4, StorageType::Q4_0),
+    (StorageType::Nvfp4, StorageType::Q4_0),
+    (StorageType::Mxfp4, StorageType::Q4_0),
+    (StorageType::Int4, StorageType::Q4_0),
+    (StorageType::F8E4M3, StorageType::Q8_0),
+    (StorageType::Int8, StorageType::Q8_0),
+];
+
+/// Numbers of sequences that decode, and of the tokens of a prompt.
+const DECODED: [usize; 3] = [1, 4, 32];
+const PROMPT: usize = 256;
+
+const BLOCK: usize = 16;
+const RANK: usize = 16;
+const ADAPTERS: usize = 8;
+const LEAST_ROUNDS: usize = 5;
+
+fn main() -> ExitCode {
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    // `cargo test` also builds and runs benches, but only for their smoke tests; this one has none.
+    let Some(at) = arguments.iter().position(|argument| argument == "--bench") else { return ExitCode::SUCCESS };
+    arguments.remove(at);
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
+    let threads = arguments.first().map(|text| text.parse()).transpose()?;
+    let seconds = arguments.get(1).map_or(Ok(45), |text| text.parse())?;
+    let config = CpuConfig { threads, ..CpuConfig::default() };
+    let budget = Duration::from_secs(seconds);
+    types(config, budget)?;
+    adapters(config, budget)
+}
+
+/// Compares the storage types.
+fn types(config: CpuConfig, budget: Duration) -> Result<(), Box<dyn Error>> {
+    let mut storages: Vec<_> = TYPES.iter().flat_map(|(storage, other)| [*storage, *other]).collect();
+    storages.sort_unstable_by_key(|storage| storage.name());
+    storages.dedup();
+    let mut models = storages.iter().map(|&storage| Loaded::new(config, storage)).collect::<Result<Vec<_>, _>>()?;
+    println!("{} kernels, {} threads", models[0].backend.isa(), models[0].backend.threads());
+    for sequences in DECODED {
+        let steps = models.iter_mut().map(|model| model.decode(sequences)).collect::<Result<Vec<_>, _>>()?;
+        let rounds = take_turns(budget, |index| models[index].time(&steps[index], 4), storages.len())?;
+        print(&format!("decode of {sequences}"), &storages, &rounds);
+    }
+    let steps: Vec<_> = models.iter_mut().map(|model| model.prompt(PROMPT)).collect();
+    let rounds = take_turns(budget, |index| models[index].time(&steps[index], 1), storages.len())?;
+    print(&format!("prompt of {PROMPT}"), &storages, &rounds);
+    Ok(())
+}
+
+/// Compares steps with adapters to those without.
+fn adapters(config: CpuConfig, budget: Duration) -> Result<(), Box<dyn Error>> {
+    let mut model = Loaded::new(config, StorageType::Q4_1)?;
+    let mut rng = TestRng(5);
+    model.backend.allocate_adapters(ADAPTERS, RANK)?;
+    for slot in 0..ADAPTERS {
+        model.backend.set_adapter(slot, &Adapter::new(&model.program, &mut rng))?;
+    }
+    let sequences = 32;
+    let base = model.decode(sequences)?;
+    let with = |slots: u32| StepBatch {
+        adapters: (0..sequences as u32).map(|sequence| 1 + sequence % slots).collect(),
+        ..base.clone()
+    };
+    let steps = [base.clone(), with(1), with(ADAPTERS as u32)];
+    let rounds = take_turns(budget, |index| model.time(&steps[index], 4), steps.len())?;
+    println!("decode of {sequences} with adapters of rank {RANK}");
+    for (name, index) in [("one adapter", 1), ("eight adapters", 2)] {
+        println!("  {name:<14} {}", Spread::of(rounds.iter().map(|round| round[0] / round[index])));
+    }
+    Ok(())
+}
+
+/// Measures each of `count` models in rounds. Returns seconds by round and model.
+fn take_turns(
+    budget: Duration,
+    mut measure: impl FnMut(usize) -> Result<f64, Box<dyn Error>>,
+    count: usize,
+) -> Result<Vec<Vec<f64>>, Box<dyn Error>> {
+    for index in 0..count {
+        measure(index)?;
+    }
+    let (begun, mut rounds) = (Instant::now(), Vec::new());
+    while rounds.len() < LEAST_ROUNDS || begun.elapsed() < budget {
+        rounds.push((0..count).map(&mut measure).collect::<Result<Vec<_>, _>>()?);
+    }
+    Ok(rounds)
+}
+
+fn print(title: &str, storages: &[StorageType], rounds: &[Vec<f64>]) {
+    println!("{title}, {} rounds", rounds.len());
+    let at = |storage| storages.iter().position(|known| *known == storage).unwrap_or_default();
+    for (storage, other) in TYPES {
+        let ratios = rounds.iter().map(|round| round[at(other)] / round[at(storage)]);
+        let best = rounds.iter().map(|round| round[at(storage)]).fold(f64::MAX, f64::min);
+        println!("  {storage:<8} {} of {other}; {:.2} ms at best", Spread::of(ratios), best * 1e3);
+    }
+}
+
+/// Median, least and most.
+struct Spread([f64; 3]);
+
+impl Spread {
+    fn of(ratios: impl Iterator<Item = f64>) -> Self {
+        let mut sorted: Vec<f64> = ratios.collect();
+        sorted.sort_unstable_by(f64::total_cmp);
+        let last = sorted.len() - 1;
+        Self([sorted[last / 2], sorted[0], sorted[last]])
+    }
+}
+
+impl std::fmt::Display for Spread {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let [median, least, most] = self.0;
+        write!(f, "{median:.2} ({least:.2} to {most:.2})")
+    }
+}
+
+/// A model with random weights, larger than the caches.
+struct Loaded {
+    program: Program,
+    backend: CpuBackend,
+    batches: PagedBatches,
+}
+
+impl Loaded {
+    fn new(config: CpuConfig, storage: StorageType) -> Result<Self, Box<dyn Error>> {
+        let model = TinyModel {
+            vocab_size: 1024,
+            hidden: 1536,
+            inner: 4096,
+            heads: HeadShape::new(24, 8, 64),
+            layers: vec![0; 4],
+            storage,
+            ..TinyModel::default()
+        };
+        let (program, weights) = model.build()?;
+        let program = program.with_adapters();
+        let mut backend = CpuBackend::new(config)?;
+        backend.load(&program, &weights, &mut |_| {})?;
+        let blocks = 512;
+        backend.allocate_kv(BLOCK, &[blocks])?;
+        let batches = PagedBatches::for_program(&program, BLOCK, blocks, &mut TestRng(1));
+        Ok(Self { program, backend, batches })
+    }
+
+    /// Computes the prompts of some sequences and returns a step in which each decodes a token.
+    fn decode(&mut self, sequences: usize) -> Result<StepBatch, Box<dyn Error>> {
+        let mut rng = TestRng(2);
+        let added: Vec<_> = (0..sequences).map(|_| self.batches.add(rng.tokens(17, 1024))).collect();
+        let parts = |count: usize| added.iter().map(|&sequence| (sequence, count)).collect::<Vec<_>>();
+        self.backend.forward(&self.batches.step(&parts(16)))?;
+        Ok(self.batches.step(&parts(1)))
+    }
+
+    /// Returns a step that computes a prompt.
+    fn prompt(&mut self, tokens: usize) -> StepBatch {
+        let sequence = self.batches.add(TestRng(3).tokens(tokens, 1024));
+        let mut batch = self.batches.step(&[(sequence, tokens)]);
+        batch.sampled_rows.drain(..tokens - 1);
+        batch.pooled_rows.clear();
+        batch
+    }
+
+    /// Returns the seconds of a step.
+    fn time(&mut self, batch: &StepBatch, repetitions: u32) -> Result<f64, Box<dyn Error>> {
+        let begun = Instant::now();
+        for _ in 0..repetitions {
+            self.backend.forward(batch)?;
+        }
+        Ok(begun.elapsed().as_secs_f64() / f64::from(repetitions))
+    }
+}
+
+/// An adapter for every projection, in numbers that bf16 holds.
+struct Adapter(HashMap<(SiteId, usize), [Vec<f32>; 2]>);
+
+impl Adapter {
+    fn new(program: &Program, rng: &mut TestRng) -> Self {
+        let mut draw = |count: usize| -> Vec<f32> {
+            (0..count).map(|_| f32::from_bits((rng.signed() / 100.0).to_bits() & 0xffff_0000)).collect()
+        };
+        let mut matrices = HashMap::new();
+        let sites = program.sites.iter().enumerate().filter(|(_, site)| site.kind == SiteKind::Linear);
+        for id in sites.map(|(index, _)| SiteId(index)) {
+            for (part, [rows, cols]) in program.site_parts(id).into_iter().enumerate() {
+                matrices.insert((id, part), [draw(RANK * cols), draw(rows * RANK)]);
+            }
+        }
+        Self(matrices)
+    }
+}
+
+impl AdapterSource for Adapter {
+    fn matrices(&self, site: SiteId, part: usize) -> Option<LoraMatrices<'_>> {
+        let [a, b] = self.0.get(&(site, part))?;
+        Some(LoraMatrices { rank: RANK, scaling: 2.0, a, b })
+    }
+
+    fn rank(&self) -> usize {
+        RANK
+    }
+}
