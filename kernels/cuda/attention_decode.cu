@@ -172,7 +172,7 @@ DEVICE void paged_decode(const PagedDecodeParams& params) {
     for (u32 item = blockIdx.x; item < p.plan[0]; item += gridDim.x) {
         const Split s = Split::of<HEADS>(p, item);
         if (s.number < s.first) continue;
-        const u32* table = p.block_table + (u64)s.sequence * p.table_stride + s.start / KV_BLOCK;
+        const u32* table = blocks_of(p, s.sequence) + s.start / KV_BLOCK;
         const u32 first_block = (s.begin - s.start) / KV_BLOCK;
         for (u32 i = first_block + threadIdx.x; s.start + i * KV_BLOCK < s.end; i += DECODE_THREADS) blocks[i] = table[i];
         __syncthreads();

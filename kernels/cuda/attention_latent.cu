@@ -224,7 +224,7 @@ DEVICE void latent_decode(const PagedDecodeParams& params) {
     for (u32 item = blockIdx.x; item < p.plan[0]; item += gridDim.x) {
         const Split s = Split::of<LATENT_ROWS>(p, item);
         if (s.number < s.first) continue;
-        const u32* blocks = p.block_table + (u64)s.sequence * p.table_stride;
+        const u32* blocks = blocks_of(p, s.sequence);
         const auto all_see = [&](u32 key) { return key >= s.begin && key + LATENT_KEYS <= s.end; };
         const auto sees = [&](u32, u32 key) { return key >= s.begin && key < s.end; };
         LatentWarp<T, RANK, SIZE> warp;

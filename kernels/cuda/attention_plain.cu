@@ -34,7 +34,7 @@ DEVICE void paged_attention(const AttentionParams& p) {
     const u32 keys = length < later ? 0 : min(seen_end(p, row, last), length);
     const u32 first = keys ? first_key(p, last) : 0;
     const u32 kv_head = head / (p.q_heads / p.kv_heads);
-    const u32* blocks = p.block_table + (u64)sequence * p.table_stride;
+    const u32* blocks = blocks_of(p, sequence);
     const Cache<C> k(p, p.k_cache, blocks, kv_head, size), v(p, p.v_cache, blocks, kv_head, size);
 
     const u64 at = ((u64)row * p.q_heads + head) * size;

@@ -258,3 +258,9 @@ DEVICE void copy_pairs(const CopyBlocksParams& p) {
     uint4* to = (uint4*)p.cache + pair[1] * count;
     for (u64 i = blockIdx.y * blockDim.x + threadIdx.x; i < count; i += gridDim.y * blockDim.x) to[i] = from[i];
 }
+
+// Changes the block tables that stay from step to step. Grid: one CTA per run of adjacent entries.
+DEVICE void write_runs(const TableRunsParams& p) {
+    const u32* run = p.runs + 3 * blockIdx.x;
+    for (u32 i = threadIdx.x; i < run[2]; i += blockDim.x) p.tables[run[0] + i] = p.values[run[1] + i];
+}

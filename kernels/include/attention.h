@@ -52,6 +52,11 @@ DEVICE float share(const AttentionParams& p, u32 head, float largest, float sum)
     return sum == 0.0f ? 0.0f : scale * p.value_scale / sum;
 }
 
+// Returns the blocks of a sequence.
+DEVICE const u32* blocks_of(const AttentionParams& p, u32 sequence) {
+    return p.block_table + (u64)(p.seats ? p.seats[sequence] : sequence) * p.table_stride;
+}
+
 // Keys or values of one KV head of one sequence, in the type of the cache.
 template <class T>
 struct Cache {
@@ -90,7 +95,7 @@ struct PrefillTile {
         const u32 last = queries - 1;
         keys = length >= count ? min(seen_end(p, row + last, position + last), length) : 0;
         first = first_key(p, position);
-        blocks = p.block_table + (u64)sequence * p.table_stride;
+        blocks = blocks_of(p, sequence);
     }
 
     // Returns the first of the keys from `key` on that any query sees, relative to `key`.

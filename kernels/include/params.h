@@ -91,6 +91,15 @@ struct PoolRowsParams {
     u32 cols;
 };
 
+// A run of adjacent entries of the block tables: first entry, first one of the values, number.
+struct TableRunsParams {
+    u32* tables;        // the block tables of all KV groups
+    const u32* runs;    // [count, 3]
+    const u32* values;  // new entries, run by run
+    u32 count;
+    u32 reserved;
+};
+
 struct CopyBlocksParams {
     void* cache;       // cache of one KV group
     const u32* pairs;  // [count, 2]: from, to
@@ -203,7 +212,8 @@ struct AttentionParams {
     const void* q;            // T [tokens, q_heads * head_size]
     const void* k_cache;      // C: the layer's keys in block 0, [KV_BLOCK, kv_heads, head_size]
     const void* v_cache;      // C: the layer's values in block 0; k_cache if they are the first elements of the keys
-    const u32* block_table;   // [sequences, table_stride]
+    const u32* block_table;   // [seats, table_stride]
+    const u32* seats;         // [sequences]: row of each sequence in block_table; null means its own index
     const u32* query_start;   // [sequences + 1]
     const u32* seq_lens;      // [sequences]
     const u32* seen_ends;     // [tokens]: place after the last key that a query sees; null means its own. Not with a lookahead

@@ -26,7 +26,9 @@ pub use linear::{
     mmvq_rows, quantize_activations, quantize_f8,
 };
 pub use lora::{lora_expand, lora_expand_table, lora_shrink};
-pub use rows::{Activation, NormMean, Pool, act, copy_blocks, embed, embed_add, gather_rows, glu, norm, pool_rows};
+pub use rows::{
+    Activation, NormMean, Pool, act, copy_blocks, embed, embed_add, gather_rows, glu, norm, pool_rows, table_runs,
+};
 pub use sampling::{sampling_adjust, sampling_draw, sampling_logprobs};
 
 use crate::params::Params;

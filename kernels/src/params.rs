@@ -27,6 +27,7 @@ pub use linear::{DequantizeParams, LinearParams, QuantLinearParams, QuantWeight,
 pub use lora::{LORA_COLUMNS, LORA_MAX_RANK, LORA_OUTPUTS, LORA_PIECE, LORA_ROWS, LoraParams, LoraPart, lora_splits};
 pub use rows::{
     ActParams, CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, MAX_NORM_COLS, NormParams, PoolRowsParams,
+    TableRunsParams,
 };
 pub use sampling::{
     SAMPLING_ADJUST, SAMPLING_LOGPROBS, SAMPLING_MAX_TOP, SAMPLING_NONE, SAMPLING_PADDING, SAMPLING_STATUS_EXHAUSTED,

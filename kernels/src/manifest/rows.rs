@@ -3,7 +3,7 @@
 use super::{Chip, Dtype, Instance};
 use crate::params::{
     ActParams, CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, MAX_NORM_COLS, NormParams, Params,
-    PoolRowsParams,
+    PoolRowsParams, TableRunsParams,
 };
 use crate::sources;
 
@@ -129,8 +129,13 @@ pub fn copy_blocks() -> Instance {
     Instance::new::<CopyBlocksParams>(sources::ROWS, "copy_blocks".into(), "copy_pairs".into(), 256)
 }
 
+/// Returns the instance that changes entries of the block tables.
+pub fn table_runs() -> Instance {
+    Instance::new::<TableRunsParams>(sources::ROWS, "table_runs".into(), "write_runs".into(), 64)
+}
+
 pub(super) fn all(chip: Chip) -> Vec<Instance> {
-    let mut instances = vec![copy_blocks()];
+    let mut instances = vec![copy_blocks(), table_runs()];
     for dtype in Dtype::ALL.into_iter().filter(|&d| chip.has(d)) {
         instances.extend([embed(dtype), embed_add(dtype), gather_rows(dtype)]);
         instances.extend(Pool::ALL.map(|pool| pool_rows(dtype, pool)));

@@ -121,8 +121,10 @@ params! {
         k_cache: DevicePtr,
         /// C: the layer's values in block 0; `k_cache` if they are the first elements of the keys.
         v_cache: DevicePtr,
-        /// u32 `[sequences, table_stride]`.
+        /// u32 `[seats, table_stride]`.
         block_table: DevicePtr,
+        /// u32 `[sequences]`: row of each sequence in `block_table`; null means its own index.
+        seats: DevicePtr,
         /// u32 `[sequences + 1]`.
         query_start: DevicePtr,
         /// u32 `[sequences]`: number of tokens whose keys exist, including those of this step; with 0, the output is 0.

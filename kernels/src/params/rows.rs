@@ -114,6 +114,20 @@ params! {
         cols: u32,
     }
 
+    /// Writes runs of adjacent entries of the block tables. Grid: [`TableRunsParams::grid`].
+    TableRunsParams {
+        /// u32: the block tables of all KV groups.
+        tables: DevicePtr,
+        /// u32 `[count, 3]`: first entry of a run, first one of its values, and their number.
+        runs: DevicePtr,
+        /// u32: new entries, run by run.
+        values: DevicePtr,
+        /// Number of runs.
+        count: u32,
+        /// Padding, 0.
+        reserved: u32,
+    }
+
     /// Copies whole blocks of one KV group. No block that is written may be read. Grid: [`CopyBlocksParams::grid`].
     CopyBlocksParams {
         /// Cache of the group, from block 0.
@@ -181,6 +195,13 @@ impl PoolRowsParams {
     /// Returns the grid of the launch with `threads` threads per CTA.
     pub fn grid(&self, threads: u32) -> [u32; 3] {
         row_parts(self.count, self.cols, threads)
+    }
+}
+
+impl TableRunsParams {
+    /// Returns the grid of the launch.
+    pub fn grid(&self) -> [u32; 3] {
+        [self.count, 1, 1]
     }
 }
 

@@ -246,6 +246,8 @@ struct Step<'a> {
     codes: Vec<u8>,
     sinks: Option<Vec<f32>>,
     table: Vec<u32>,
+    /// Row of each sequence in the table, unless that is its index.
+    seats: Vec<u32>,
     table_stride: usize,
     query_start: Vec<u32>,
     seq_lens: Vec<u32>,
@@ -270,6 +272,7 @@ impl<'a> Step<'a> {
             codes: Vec::new(),
             sinks: setup.sinks(),
             table: Vec::new(),
+            seats: Vec::new(),
             table_stride,
             query_start: vec![0],
             seq_lens: chunks.iter().map(|(_, p)| p.end as u32).collect(),
@@ -300,10 +303,24 @@ impl<'a> Step<'a> {
             step.rows.push(start..start + positions.len());
             step.query_start.push((start + positions.len()) as u32);
         }
+        if rng.below(2) == 0 {
+            step.shuffle_seats(&mut rng);
+        }
         if setup.cache == CacheType::E4m3 {
             step.codes = step.cache.values().into_iter().map(|x| to_e4m3(x as f32)).collect();
         }
         step
+    }
+
+    /// Puts the rows of the table into another order, with unused ones between them.
+    fn shuffle_seats(&mut self, rng: &mut TestRng) {
+        let mut free: Vec<u32> = (0..2 * self.seq_lens.len() as u32).collect();
+        self.seats = self.seq_lens.iter().map(|_| free.swap_remove(rng.below(free.len()))).collect();
+        let rows = std::mem::take(&mut self.table);
+        self.table.resize(2 * rows.len(), u32::MAX / 2);
+        for (row, &seat) in rows.chunks(self.table_stride.max(1)).zip(&self.seats) {
+            self.table[seat as usize * self.table_stride..][..self.table_stride].copy_from_slice(row);
+        }
     }
 
     /// Appends a sequence of one query and no keys.
@@ -313,6 +330,9 @@ impl<'a> Step<'a> {
         q.copy_from(0, &self.q, 0..row * cols);
         q.copy_from(row * cols, &nothing.q, 0..cols);
         self.q = q;
+        if !self.seats.is_empty() {
+            self.seats.push((self.table.len() / self.table_stride.max(1)) as u32);
+        }
         self.table.resize(self.table.len() + self.table_stride, 0);
         self.rows.push(row..row + 1);
         self.query_start.push(row as u32 + 1);
@@ -341,6 +361,7 @@ impl<'a> Step<'a> {
             k_cache: layer(self.setup.planes()),
             v_cache: layer(2 * self.setup.planes() - 1),
             block_table: address(&self.table),
+            seats: if self.seats.is_empty() { 0 } else { address(&self.seats) },
             query_start: address(&self.query_start),
             seq_lens: address(&self.seq_lens),
             seen_ends: if self.seen_ends.is_empty() { 0 } else { address(&self.seen_ends) },

@@ -9,7 +9,7 @@ use octavo_kernels::params::{
     ExpertSumParams, FillParams, GateRowsParams, GatherRowsParams, GluParams, LatentPostParams, LinearParams,
     LoraParams, LoraPart, MediaRowsParams, NormParams, PagedDecodeParams, Params, PatchesParams, PoolRowsParams,
     QkvPostParams, QuantLinearParams, QuantWeight, QuantizeParams, RouteParams, SamplingParams, SamplingRow,
-    SortExpertsParams,
+    SortExpertsParams, TableRunsParams,
 };
 use octavo_kernels::sources::Source;
 
@@ -38,6 +38,7 @@ fn structs_lie_as_in_c() {
     check(layout::<ActParams>);
     check(layout::<GatherRowsParams>);
     check(layout::<PoolRowsParams>);
+    check(layout::<TableRunsParams>);
     check(layout::<CopyBlocksParams>);
     check(layout::<PatchesParams>);
     check(layout::<EmbedTapsParams>);

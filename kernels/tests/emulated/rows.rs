@@ -5,19 +5,19 @@ use std::sync::LazyLock;
 use octavo_kernels::emulation::Order;
 use octavo_kernels::manifest::{self, Activation, Dtype, NormMean, Pool};
 use octavo_kernels::params::{
-    ActParams, CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, NormParams, PoolRowsParams,
+    ActParams, CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, NormParams, PoolRowsParams, TableRunsParams,
 };
 use octavo_ops::testing::{TestRng, erf};
 
 use crate::common::{assert_near, by_rows, in_every_order, launch, rng};
-use crate::launcher::{Kernels, address, dtypes};
+use crate::launcher::{Kernels, address, address_mut, dtypes};
 use crate::support::{Array, Tolerance, normal, pick};
 
 const ACTIVATIONS: [Activation; 4] = [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Tanh];
 const GATED: [Activation; 4] = [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::ClampedSwiglu];
 
 static KERNELS: LazyLock<Kernels> = LazyLock::new(|| {
-    let mut instances = vec![manifest::copy_blocks()];
+    let mut instances = vec![manifest::copy_blocks(), manifest::table_runs()];
     for dtype in dtypes() {
         instances.extend([manifest::embed(dtype), manifest::embed_add(dtype), manifest::gather_rows(dtype)]);
         instances.extend([Pool::First, Pool::Mean].map(|pool| manifest::pool_rows(dtype, pool)));
@@ -309,6 +309,34 @@ fn check_copy_blocks(rng: &mut TestRng) {
     }
 }
 
+fn check_table_runs(rng: &mut TestRng) {
+    let before: Vec<u32> = (0..500).collect();
+    // Runs that do not touch each other.
+    let (mut runs, mut values, mut expected, mut at) = (Vec::new(), Vec::new(), before.clone(), rng.below(20));
+    while at < 400 {
+        let len = 1 + rng.below(90);
+        runs.extend([at as u32, values.len() as u32, len as u32]);
+        let new: Vec<u32> = (0..len).map(|_| 1000 + rng.below(1000) as u32).collect();
+        expected[at..at + len].copy_from_slice(&new);
+        values.extend(new);
+        at += len + 1 + rng.below(30);
+    }
+    let found = in_every_order(|order| {
+        let mut tables = before.clone();
+        let params = TableRunsParams {
+            tables: address_mut(&mut tables),
+            runs: address(&runs),
+            values: address(&values),
+            count: runs.len() as u32 / 3,
+            reserved: 0,
+        };
+        let instance = manifest::table_runs();
+        launch(&KERNELS, order, &instance, params.grid(), &params);
+        tables
+    });
+    assert_eq!(found, expected);
+}
+
 fn check_all(cases: u64) {
     let rng = &mut rng();
     for _ in 0..cases {
@@ -322,6 +350,7 @@ fn check_all(cases: u64) {
             [Pool::First, Pool::Mean].into_iter().for_each(|pool| check_pool(dtype, pool, rng));
         }
         check_copy_blocks(rng);
+        check_table_runs(rng);
     }
 }
 

@@ -103,9 +103,11 @@ impl Encoder {
         let bytes = patch_cols(program);
         self.send_patches(&batch.patches[rows.start * bytes..rows.end * bytes])?;
         self.send_block(batch, rows, merged, &shape)?;
+        self.loaded.update_tables(&self.step)?;
         self.loaded.machine.run(&Step {
             shape,
             address: self.loaded.step(),
+            tables: self.loaded.tables.at,
             caches: std::slice::from_ref(&self.cache),
             media: media.rows(),
             patches: self.loaded.arena.at(self.loaded.layout.patches),

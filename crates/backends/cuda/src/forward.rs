@@ -17,6 +17,7 @@ use crate::lora::Adapters;
 use crate::lower::{Attention, CacheLayer, Stage};
 use crate::media::MediaRows;
 use crate::step::StepShape;
+use crate::tables::TablesAt;
 
 /// A program that is ready to launch.
 pub(crate) struct Machine {
@@ -59,6 +60,8 @@ pub(crate) struct Step<'a> {
     pub(crate) shape: StepShape,
     /// Address of the step's block.
     pub(crate) address: u64,
+    /// Block tables, which stay from step to step.
+    pub(crate) tables: TablesAt,
     /// Caches by KV group.
     pub(crate) caches: &'a [Cache],
     /// The media cache.
@@ -211,12 +214,13 @@ impl Machine {
             k_cache,
             v_cache,
             block_stride,
-            block_table: step.at(shape.table(layer.group)),
+            block_table: step.tables.group(layer.group),
+            seats: step.at(shape.seats()),
             query_start: step.at(shape.query_start()),
             seq_lens: step.at(shape.seq_lens()),
             seen_ends: if shape.spanned > 0 { step.at(shape.seen_ends()) } else { 0 },
             plan: step.at(plan),
-            table_stride: shape.table_stride as u32,
+            table_stride: step.tables.stride as u32,
             sequences: shape.sequences as u32,
             ..*params
         };

@@ -15,6 +15,7 @@ use crate::linear::{ROUNDED_ROWS, Setting};
 use crate::lora::Adapted;
 use crate::lower::block_elements;
 use crate::step::StepShape;
+use crate::tables::change_words;
 use crate::unsupported;
 use crate::weights::{Placed, place};
 
@@ -79,7 +80,6 @@ impl Limits {
                 false => [self.tokens, self.rows].map(|rows| Adapted { rows, tiles: rows }),
             },
             streams: program.position_streams(),
-            table_stride: self.table_stride(),
             tiles: self.tokens / PrefillPlan::QUERIES as usize + self.sequences,
             splits: self.splits(self.sequences),
         }
@@ -127,6 +127,8 @@ pub(crate) struct Layout {
     pub(crate) ropes: Vec<RopeTables>,
     /// Block of the step.
     pub(crate) step: Region,
+    /// Block tables by KV group and seat, and their changes.
+    pub(crate) tables: (Region, Region),
     /// Dequantised values of a weight.
     pub(crate) values: Region,
     /// Rounded activations and their scales.
@@ -180,6 +182,9 @@ impl Layout {
         let ropes = ropes(program, limits, &mut plan);
         let words = |words: usize| (words * size_of::<u32>()) as u64;
         let step = plan.take(words(limits.largest_step(program).words()));
+        let (groups, seats, stride) = (kv_groups(program).len(), limits.sequences, limits.table_stride());
+        let tables = plan.take(words(groups * seats * stride));
+        let tables = (tables, plan.take(words(change_words(groups, seats, stride))));
         let (values, widest) = quantised(program, &weights);
         let values = plan.take(values.saturating_mul(dtype.bytes() as u64));
         // Few rows are rounded in blocks of 32, with two numbers each; any number of rows to FP8, with one number each.
@@ -209,6 +214,7 @@ impl Layout {
             buffers,
             ropes,
             step,
+            tables,
             values,
             rounded: (codes, scales),
             partial,
@@ -387,7 +393,7 @@ mod tests {
                 images.plan.bytes() - images.weight_bytes,
                 CONTEXT as u64 * row,
             ];
-            assert_eq!(found.map(|bytes| bytes >> 20), [15_623, 1019, 1100, 1311, 256], "MiB, {dtype:?}");
+            assert_eq!(found.map(|bytes| bytes >> 20), [15_623, 1020, 1100, 1311, 256], "MiB, {dtype:?}");
         }
     }
 }

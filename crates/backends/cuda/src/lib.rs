@@ -6,8 +6,9 @@
 //! Alternatively they are compiled ahead of time ([`build_pack`]), and NVRTC is not needed.
 //!
 //! Device memory is allocated when a program is loaded, for its weights and step buffers, and for the caches
-//! ([`Backend::allocate_kv`], [`Backend::allocate_media`]); no step allocates any. A step consists of one copy to the device, the launches of the program (or, if all sequences
-//! decode, of a CUDA graph recorded from them), one copy for sampling, and one copy back.
+//! ([`Backend::allocate_kv`], [`Backend::allocate_media`]); no step allocates any. A step consists of one copy to the device, another one
+//! if a sequence has new blocks, the launches of the program (or, if all sequences decode, of a CUDA graph recorded from
+//! them), one copy for sampling, and one copy back.
 //!
 //! **Invariant:** a step's results are the same from run to run. With [`CudaConfig::batch_invariant`] a row's bits do not depend
 //! on the other rows of the step.
@@ -42,6 +43,7 @@ mod probe;
 mod sample;
 mod staged;
 mod step;
+mod tables;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod texts;

@@ -2,19 +2,20 @@
 
 use std::sync::Arc;
 
-use octavo_kernels::manifest::{CacheType, Dtype};
-use octavo_ops::{BackendError, Program, ProgramKind, WeightSource};
+use octavo_kernels::manifest::{self, CacheType, Dtype};
+use octavo_ops::{BackendError, Program, ProgramKind, StepBatch, WeightSource};
 
 use crate::arena::Arena;
 use crate::build::{Builder, Instances};
 use crate::driver::{Gpu, Pinned};
 use crate::dummy::Fill;
 use crate::forward::{Machine, Scratch};
-use crate::layout::{Layout, Limits, RopeTables};
+use crate::layout::{Layout, Limits, RopeTables, kv_groups};
 use crate::libraries::cublaslt::CublasLt;
 use crate::libraries::{LibraryKind, Places, Version, ranked};
 use crate::linear::Setting;
 use crate::lower::Lowering;
+use crate::tables::{Tables, TablesAt};
 use crate::weights::{Loader, STAGING_WORDS};
 use crate::{CudaConfig, Memory};
 
@@ -45,6 +46,7 @@ pub(crate) struct Wanted<'a> {
 /// before the memory that they use.
 pub(crate) struct Loaded {
     pub(crate) machine: Machine,
+    pub(crate) tables: Tables,
     pub(crate) arena: Arena,
     pub(crate) layout: Layout,
     pub(crate) program: Program,
@@ -133,6 +135,7 @@ impl Loaded {
         let mut lowering =
             Lowering { program, layout: &layout, arena: &arena, setting, instances: Instances::default() };
         let stages = lowering.stages()?;
+        let table_runs = lowering.instances.id(manifest::table_runs());
         let more = more(&mut lowering.instances);
         let builder = Builder { gpu, driver: opened.driver, config: opened.config };
         // The kernels come before the weights, which take longer: a missing compiler is then reported at once.
@@ -152,12 +155,20 @@ impl Loaded {
         };
         machine.plan_products(|rows| limits.most(program, rows));
         gpu.synchronize()?;
-        Ok((Self { machine, arena, layout, program: program.clone(), limits, kv_bytes }, more))
+        let (tables, changes) = layout.tables;
+        let at = TablesAt { address: arena.at(tables), seats: limits.sequences, stride: limits.table_stride() };
+        let tables = Tables::new(gpu, kv_groups(program).len(), at, arena.at(changes), table_runs)?;
+        Ok((Self { machine, tables, arena, layout, program: program.clone(), limits, kv_bytes }, more))
     }
 
     /// Returns the size of the step buffers in bytes.
     pub(crate) fn step_bytes(&self) -> u64 {
         self.layout.plan.bytes() - self.layout.weight_bytes
+    }
+
+    /// Writes what a step changes in the block tables.
+    pub(crate) fn update_tables(&mut self, batch: &StepBatch) -> Result<(), BackendError> {
+        self.tables.update(&self.machine, batch)
     }
 
     /// Returns the device address of the step's block.

@@ -280,6 +280,7 @@ impl Model {
         Step {
             shape,
             address: self.loaded.step(),
+            tables: self.loaded.tables.at,
             caches,
             media: self.media.rows(),
             patches: 0,
@@ -307,6 +308,7 @@ impl Model {
         let recorded = self.recorded(rows, &exact);
         let shape = recorded.map_or(exact, |at| self.graphs[at].shape);
         upload(&mut self.blocks, &self.filler, rows, &shape, self.loaded.step())?;
+        self.loaded.tables.update(&self.loaded.machine, rows)?;
         match recorded {
             Some(at) => self.graphs[at].graph.launch()?,
             None => self.loaded.machine.run(&self.step(shape))?,
@@ -329,7 +331,6 @@ impl Model {
         let fits = |recorded: &Recorded| {
             let shape = &recorded.shape;
             exact.sequences <= shape.sequences
-                && exact.table_stride <= shape.table_stride
                 && exact.splits <= shape.splits
                 && (exact.adapted[0].tiles > 0) == (shape.adapted[0].tiles > 0)
                 && exact.adapted[0].tiles <= shape.adapted[0].tiles
@@ -419,6 +420,7 @@ fn check_limits(batch: &StepBatch, limits: &Limits) -> Result<(), BackendError> 
     let counts = [
         ("tokens", batch.tokens(), limits.tokens),
         ("sequences", batch.sequences(), limits.sequences),
+        ("seats", batch.seats.iter().max().map_or(0, |&last| last as usize + 1), limits.sequences),
         ("sampled rows", batch.sampled_rows.len(), limits.rows),
         ("pooled rows", batch.pooled_rows.len(), limits.pooled),
         ("positions", batch.positions.iter().max().map_or(0, |&last| last as usize + 1), limits.positions),

@@ -35,8 +35,6 @@ pub(crate) struct StepShape {
     pub(crate) groups: usize,
     /// Number of positions P of a token.
     pub(crate) streams: usize,
-    /// Number of entries in a row of a block table.
-    pub(crate) table_stride: usize,
     /// Number of tiles of prefill attention.
     pub(crate) tiles: usize,
     /// Number of splits of decode attention.
@@ -138,12 +136,13 @@ impl StepShape {
         self.adapted_tiles(kind) + aligned(self.adapted[kind].tile_words())
     }
 
-    pub(crate) const fn table(&self, group: usize) -> usize {
-        self.adapted_rows(1) + aligned(self.adapted[1].rows) + group * aligned(self.sequences * self.table_stride)
+    /// Returns the start of the sequences' seats.
+    pub(crate) const fn seats(&self) -> usize {
+        self.adapted_rows(1) + aligned(self.adapted[1].rows)
     }
 
     pub(crate) const fn prefill_plan(&self) -> usize {
-        self.table(self.groups)
+        self.seats() + aligned(self.sequences)
     }
 
     /// Returns the start of the last array. A step copies only the used part of a graph's splits.
@@ -199,12 +198,6 @@ pub(crate) enum Plans {
     Segments,
 }
 
-/// Returns the number of blocks of the longest table of a step.
-fn longest_table(batch: &StepBatch) -> usize {
-    let of_group = |group| (0..batch.sequences()).map(move |sequence| batch.tables(group).row(sequence).len()).max();
-    (0..batch.block_tables.len()).filter_map(of_group).max().unwrap_or(0)
-}
-
 /// Writes steps into blocks and reuses its memory.
 #[derive(Debug, Default)]
 pub(crate) struct Filler {
@@ -253,7 +246,6 @@ impl Filler {
             media: batch.injected.len(),
             groups: batch.block_tables.len(),
             streams,
-            table_stride: longest_table(batch),
             tiles,
             splits,
             adapted,
@@ -306,13 +298,7 @@ impl Filler {
                 array(shape.adapted_rows(kind), rows, rows.len(), 0);
             }
         }
-        for group in 0..batch.block_tables.len() {
-            let tables = batch.tables(group);
-            for sequence in 0..shape.sequences {
-                let row = if sequence < batch.sequences() { tables.row(sequence) } else { &[] };
-                array(shape.table(group) + sequence * shape.table_stride, row, shape.table_stride, 0);
-            }
-        }
+        array(shape.seats(), &batch.seats, shape.sequences, 0);
         array(shape.prefill_plan(), &self.prefill, self.prefill.len(), 0);
         array(shape.decode_plan(), &self.decode, self.decode.len(), 0);
         for extra in 0..padding {
@@ -343,7 +329,7 @@ mod tests {
             pooled_lens: vec![],
             token_types: vec![],
             seen_ends: vec![],
-            seats: vec![0, 1, 2],
+            seats: vec![2, 0, 1],
             adapters: vec![],
             injected: vec![],
         }
@@ -365,7 +351,6 @@ mod tests {
             channels: 3,
             groups: 2,
             streams: 2,
-            table_stride: 3,
             tiles: 1,
             splits: 2,
             adapted: [Adapted { rows: 5, tiles: 2 }, Adapted { rows: 1, tiles: 1 }],
@@ -391,14 +376,13 @@ mod tests {
             shape.adapted_rows(0),
             shape.adapted_tiles(1),
             shape.adapted_rows(1),
-            shape.table(0),
-            shape.table(1),
+            shape.seats(),
             shape.prefill_plan(),
             shape.decode_plan(),
             shape.words(),
         ];
         let expected =
-            [0, 8, 24, 32, 40, 44, 48, 52, 56, 60, 68, 76, 80, 84, 88, 92, 100, 108, 116, 120, 124, 132, 140, 144, 156];
+            [0, 8, 24, 32, 40, 44, 48, 52, 56, 60, 68, 76, 80, 84, 88, 92, 100, 108, 116, 120, 124, 128, 132, 144];
         assert_eq!(starts, expected);
     }
 
@@ -406,7 +390,7 @@ mod tests {
     fn a_batch_is_written_as_it_is() {
         let (batch, mut filler) = (decodes(), Filler::default());
         let shape = filler.plan(&batch, 1, Plans::Sequences);
-        assert_eq!((shape.splits, shape.tiles, shape.table_stride), (3, 0, 3));
+        assert_eq!((shape.splits, shape.tiles), (3, 0));
         let mut block = vec![77; shape.words()];
         let used = filler.write(&batch, &shape, &mut block);
         assert_eq!(used, shape.decode_plan() + DecodePlan::len(3));
@@ -416,7 +400,7 @@ mod tests {
         assert_eq!(block[shape.query_start()..][..4], [0, 1, 2, 3]);
         assert_eq!(block[shape.seq_lens()..][..3], [41, 4, 32]);
         assert_eq!(block[shape.sampled_rows()..][..3], [0, 1, 2]);
-        assert_eq!(block[shape.table(0)..][..9], [4, 5, 1, 2, 0, 0, 9, 3, 0]);
+        assert_eq!(block[shape.seats()..][..3], [2, 0, 1]);
         assert_eq!(block[shape.decode_plan()], 3);
     }
 
@@ -449,7 +433,7 @@ mod tests {
     fn padding_reads_and_writes_nothing() {
         let (batch, mut filler) = (decodes(), Filler::default());
         let exact = filler.plan(&batch, 1, Plans::Sequences);
-        let shape = StepShape { tokens: 5, sequences: 5, sampled: 5, table_stride: 4, splits: 20, ..exact };
+        let shape = StepShape { tokens: 5, sequences: 5, sampled: 5, splits: 20, ..exact };
         let mut block = vec![77; shape.words()];
         let used = filler.write(&batch, &shape, &mut block);
         assert_eq!(used, shape.decode_plan() + DecodePlan::len(3), "not the room for more splits");
@@ -457,7 +441,6 @@ mod tests {
         assert_eq!(block[shape.query_start()..][..6], [0, 1, 2, 3, 4, 5]);
         assert_eq!(block[shape.seq_lens()..][..5], [41, 4, 32, 0, 0]);
         assert_eq!(block[shape.sampled_rows()..][..5], [0, 1, 2, 3, 4]);
-        assert_eq!(block[shape.table(0)..][..8], [4, 5, 1, 0, 2, 0, 0, 0]);
-        assert_eq!(block[shape.table(0) + 12..][..8], [0; 8]);
+        assert_eq!(block[shape.seats()..][..5], [2, 0, 1, 0, 0]);
     }
 }

@@ -56,6 +56,7 @@ impl Layer {
             k_cache: at.data(self.cache),
             v_cache: at.data(self.cache) + (half * self.kv_size) as u64,
             block_table: at.table(self.block_table),
+            seats: 0,
             query_start: at.table(self.query_start),
             seq_lens: at.table(self.seq_lens),
             seen_ends: 0,

@@ -66,8 +66,9 @@ fn a_device_that_is_lost_is_told_apart() {
     let control = Control::new();
     let mut backend = loaded(config(), &TinyModel::default(), 8);
     control.reset();
-    // The error is that of an invalid access in a kernel: it appears on waiting and is permanent.
-    control.fail("cuEventSynchronize", 1, ILLEGAL_ADDRESS, true);
+    // The error is that of an invalid access in a kernel: it appears on waiting and is permanent. The first two waits are for
+    // the host memory of the step and of the block tables.
+    control.fail("cuEventSynchronize", 2, ILLEGAL_ADDRESS, true);
     backend.forward(&batch(20)).unwrap();
     let (params, mut out) = (SampleParams::default(), Vec::new());
     let rows = [SampleRow::new(&params)];
