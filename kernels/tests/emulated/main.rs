@@ -4,6 +4,7 @@
 
 mod attention;
 mod attention_properties;
+mod attention_segments;
 mod banks;
 mod common;
 mod device;
