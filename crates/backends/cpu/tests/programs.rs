@@ -277,11 +277,11 @@ fn a_key_of_8_bits_takes_about_half_the_memory() {
         backend.kv_block_bytes(&KvGroup { layers, window: None }, 16)
     };
     let elements = 2 * 3 * 64 * 16 * 2;
-    // The size is a multiple of 8 KiB, so blocks are the size of the keys of a head further apart.
-    assert_eq!(bytes(KvDtype::Bf16), 2 * elements + 16 * 64 * 2);
+    // The size is a multiple of 8 KiB, so blocks are a thirty-second of the power of two below it further apart.
+    assert_eq!(bytes(KvDtype::Bf16), 2 * elements + (16 << 10) / 32);
     // Each key and value of each head has an f32 scale.
     assert_eq!(bytes(KvDtype::Int8), elements + elements / 64 * 4);
-    assert_eq!(bytes(KvDtype::Fp8), elements + 16 * 64);
+    assert_eq!(bytes(KvDtype::Fp8), elements + (8 << 10) / 32);
 }
 
 /// Returns a model whose shapes fit every format: rows of whole super-blocks, in odd numbers.
