@@ -10,6 +10,8 @@ mod command_tests;
 #[cfg(test)]
 mod draft_tests;
 #[cfg(test)]
+mod failure_tests;
+#[cfg(test)]
 mod image_tests;
 mod masks;
 #[cfg(test)]
