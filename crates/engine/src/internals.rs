@@ -16,6 +16,13 @@ use crate::{
     StepPlan, SubmitError, stream,
 };
 
+pub use crate::lock::LockWaits;
+
+/// Returns what the calling thread has waited for locks so far. An executor learns that of the engine thread.
+pub fn lock_waits() -> LockWaits {
+    crate::lock::waits()
+}
+
 /// An engine that its owner drives turn by turn.
 pub struct ManualEngine {
     pub(crate) shared: Arc<Shared>,

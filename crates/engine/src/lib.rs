@@ -19,6 +19,7 @@ mod inbox;
 #[doc(hidden)]
 pub mod internals;
 mod kv;
+mod lock;
 mod mask_filler;
 pub mod mock;
 mod plan;
