@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use octavo_engine::internals::{ManualEngine, ManualKv, ManualScheduler};
 use octavo_engine::mock::{MockConfig, MockExecutor};
-use octavo_engine::{EngineConfig, KvCacheSpec, KvGroupSpec, Request, SamplingParams, Task};
+use octavo_engine::{EngineConfig, KvCacheSpec, KvGroupSpec, KvKind, Request, SamplingParams, Task};
 use octavo_telemetry::{Telemetry, TelemetryConfig};
 
 const RUNNING: usize = 256;
@@ -18,7 +18,8 @@ const RUNNING: usize = 256;
 const STEPS: u32 = 512;
 
 fn spec(blocks: usize) -> KvCacheSpec {
-    KvCacheSpec { block_size: 16, groups: vec![KvGroupSpec { layers: 1, block_bytes: 1, blocks, window: None }] }
+    let groups = vec![KvGroupSpec { layers: 1, kind: KvKind::Full }];
+    KvCacheSpec { block_size: 16, block_bytes: 1, blocks, groups }
 }
 
 fn prompt(number: usize, len: usize) -> Arc<[u32]> {

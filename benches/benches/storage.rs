@@ -167,7 +167,7 @@ impl Loaded {
         let mut backend = CpuBackend::new(config)?;
         backend.load(&program, &weights, &mut |_| {})?;
         let blocks = 512;
-        backend.allocate_kv(BLOCK, &[blocks])?;
+        backend.allocate_kv(BLOCK, blocks)?;
         let batches = PagedBatches::for_program(&program, BLOCK, blocks, &mut TestRng(1));
         Ok(Self { program, backend, batches })
     }

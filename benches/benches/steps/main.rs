@@ -82,7 +82,7 @@ fn run(arguments: Vec<String>) -> Result<(), Box<dyn Error>> {
     load(&checkpoint, &program, |source| backend.load(&program, source, &mut |_| {}))?;
     println!("load: {:.2} s, weights of {} MB", started.elapsed().as_secs_f64(), backend.weight_bytes() / 1_000_000);
     let blocks_each = (context + DECODE_STEPS + 1).div_ceil(BLOCK);
-    backend.allocate_kv(BLOCK, &vec![1 + most * blocks_each; program.kv_groups.len()])?;
+    backend.allocate_kv(BLOCK, 1 + most * blocks_each * program.kv_groups.len())?;
 
     let mut bench = Bench { program, backend, limits, blocks_each };
     bench.prefill(context)?;

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use octavo_engine::{
-    Executor, ExecutorError, Joined, KvCacheSpec, KvGroupSpec, Logprobs, RowKind, SamplingParams, Seat, StepId,
+    Executor, ExecutorError, Joined, KvCacheSpec, KvGroupSpec, KvKind, Logprobs, RowKind, SamplingParams, Seat, StepId,
     StepMasks, StepOutput, StepPlan, TokenOutput,
 };
 use octavo_ops::Program;
@@ -270,7 +270,7 @@ impl Executor for SimulatedExecutor {
         // Removed first, so that a failed step is over.
         let flight = index.and_then(|index| self.steps.remove(index));
         let mut flight = flight.ok_or_else(|| fatal(format!("step {step} is not in flight")))?;
-        let mut masks = masks.bits.chunks_exact(masks.words.max(1));
+        let mut masks = masks.rows.iter().map(Vec::as_slice);
         let StepOutput { tokens, vectors, plan } = &mut flight.output;
         for row in &plan.rows {
             let planned = plan.sequence(row).ok_or_else(|| fatal(format!("a row is of sequence {}", row.sequence)))?;
@@ -319,21 +319,21 @@ fn check(config: &SimulatorConfig) -> Result<(), SimulatorError> {
 }
 
 fn kv_cache_spec(program: &Program, device: &Device, config: &SimulatorConfig) -> Result<KvCacheSpec, SimulatorError> {
-    let bytes = |elements: usize| (elements * config.block_size) as u64 * config.elements.kv;
-    let all: u64 = program.kv_groups.iter().map(|group| bytes(group.elements_per_token())).sum();
+    let bytes =
+        |group: &octavo_ops::KvGroup| (group.elements_per_token() * config.block_size) as u64 * config.elements.kv;
+    let block_bytes = program.kv_groups.iter().map(bytes).max().unwrap_or(0);
     let weights = program.weight_bytes();
-    let fitting = device.memory_bytes.saturating_sub(weights) / all.max(1);
+    let fitting = device.memory_bytes.saturating_sub(weights) / block_bytes.max(1);
     let blocks = config.blocks.unwrap_or(usize::try_from(fitting).unwrap_or(usize::MAX));
-    if blocks < 2 && all > 0 {
+    if blocks < 2 && block_bytes > 0 {
         return Err(SimulatorError::OutOfMemory { device: device.name, weights, memory: device.memory_bytes });
     }
     let group = |group: &octavo_ops::KvGroup| KvGroupSpec {
         layers: group.layers.len(),
-        block_bytes: bytes(group.elements_per_token()),
-        blocks,
-        window: group.window,
+        kind: group.window.map_or(KvKind::Full, KvKind::Window),
     };
-    Ok(KvCacheSpec { block_size: config.block_size, groups: program.kv_groups.iter().map(group).collect() })
+    let groups = program.kv_groups.iter().map(group).collect();
+    Ok(KvCacheSpec { block_size: config.block_size, block_bytes, blocks, groups })
 }
 
 /// Plausible log-probabilities: the sampled token is the most likely one, and each further token is half as likely.

@@ -140,10 +140,9 @@ fn masks_and_ends_are_respected() {
     add(&mut plan, 0, 0, 1, true);
     plan.joined[0].constrained = true;
     executor.submit(plan).unwrap();
-    let words = VOCAB.div_ceil(32);
-    let mut bits = vec![0u32; words];
-    bits[0] = 1 << 5 | 1 << 9;
-    executor.sample(1, StepMasks { words, bits }).unwrap();
+    let mut mask = vec![0u32; VOCAB.div_ceil(32)];
+    mask[0] = 1 << 5 | 1 << 9;
+    executor.sample(1, StepMasks { rows: vec![mask] }).unwrap();
     let output = executor.wait().unwrap();
     assert_eq!(output.tokens[0].id, 9);
     let logprobs = output.tokens[0].logprobs.as_ref().unwrap();
@@ -155,9 +154,9 @@ fn the_cache_fills_what_the_weights_leave() {
     let small = Device { memory_bytes: 1_000_000, ..Device::L40S };
     let config = SimulatorConfig { blocks: None, ..virtual_time() };
     let executor = SimulatedExecutor::new(program(), small.clone(), config.clone()).unwrap();
-    let group = &executor.kv_cache_spec().groups[0];
-    assert_eq!(group.block_bytes, 2 * 16 * 2 * (2 * 8) * 2, "layers, tokens, k and v, columns, bytes");
-    assert_eq!(group.blocks as u64, (1_000_000 - program().weight_bytes()) / group.block_bytes);
+    let spec = executor.kv_cache_spec();
+    assert_eq!(spec.block_bytes, 2 * 16 * 2 * (2 * 8) * 2, "layers, tokens, k and v, columns, bytes");
+    assert_eq!(spec.blocks as u64, (1_000_000 - program().weight_bytes()) / spec.block_bytes);
     let tiny = Device { memory_bytes: 1000, ..small };
     let error = SimulatedExecutor::new(program(), tiny, config).err().unwrap();
     assert!(error.to_string().contains("nothing is left for the KV cache"), "{error}");

@@ -188,11 +188,9 @@ impl EngineConfig {
         if !kv.groups.is_empty() && kv.block_size == 0 {
             return Err(EngineError::NoBlockSize);
         }
-        for group in &kv.groups {
-            let fits = group.blocks.saturating_sub(1) * kv.block_size;
-            if fits < self.max_model_len {
-                return Err(EngineError::KvCacheTooSmall { max_model_len: self.max_model_len, fits });
-            }
+        let fits = kv.longest_sequence(self.max_num_batched_tokens);
+        if fits < self.max_model_len {
+            return Err(EngineError::KvCacheTooSmall { max_model_len: self.max_model_len, fits });
         }
         Ok(())
     }
@@ -201,10 +199,11 @@ impl EngineConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::KvGroupSpec;
+    use crate::{KvGroupSpec, KvKind};
 
     fn spec(blocks: usize) -> KvCacheSpec {
-        KvCacheSpec { block_size: 16, groups: vec![KvGroupSpec { layers: 1, block_bytes: 1, blocks, window: None }] }
+        let groups = vec![KvGroupSpec { layers: 1, kind: KvKind::Full }];
+        KvCacheSpec { block_size: 16, block_bytes: 1, blocks, groups }
     }
 
     #[test]

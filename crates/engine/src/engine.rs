@@ -40,11 +40,11 @@ impl Shared {
             return Err(EngineError::TooFewRows { rows, max_num_seqs });
         }
         let images = executor.image_spec();
-        let blocks = spec.groups.iter().map(|group| group.blocks.saturating_sub(1)).sum();
+        let blocks = if spec.groups.is_empty() { 0 } else { spec.blocks.saturating_sub(1) };
         Ok(Self {
             inbox: Arc::new(Inbox::new(config)),
             status: StatusCells::new(blocks, config.stuck_after),
-            layout: KvLayout::new(spec, config.enable_prefix_caching).seeded(config.prefix_seed.as_deref()),
+            layout: KvLayout::of(spec, config),
             max_model_len: config.max_model_len,
             images,
             has_adapters: executor.adapter_slots() > 0,

@@ -3,26 +3,81 @@
 use crate::plan::{StepId, StepMasks, StepOutput, StepPlan, TokenOutput};
 use crate::{ImageSpec, StepCost};
 
+/// What the tokens of a sequence see in a KV group. Layers that keep a state in place of keys and values would be a further
+/// kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvKind {
+    /// All tokens before.
+    Full,
+    /// The latest tokens. There are this many with the token itself.
+    Window(usize),
+}
+
 /// A KV group: layers that share a block table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvGroupSpec {
     /// Number of layers in the group.
     pub layers: usize,
-    /// Size of one block over all layers of the group, in bytes.
-    pub block_bytes: u64,
-    /// Number of blocks allocated, including the null block 0.
-    pub blocks: usize,
-    /// Number of tokens that later queries can still see; `None` if unlimited.
-    pub window: Option<usize>,
+    /// What the tokens see.
+    pub kind: KvKind,
 }
 
-/// Division of the executor's KV cache into blocks. A model without KV has no groups.
+/// Division of the executor's KV cache into blocks, which the KV groups share. A model without KV has no groups.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KvCacheSpec {
     /// Number of tokens in a block.
     pub block_size: usize,
+    /// Size of a block in bytes: that of the group with the largest.
+    pub block_bytes: u64,
+    /// Number of blocks allocated, including the null block 0.
+    pub blocks: usize,
     /// KV groups. A sequence has one block table for each.
     pub groups: Vec<KvGroupSpec>,
+}
+
+impl KvKind {
+    /// Returns the first position that the tokens from `position` on see.
+    pub fn first_seen(self, position: usize) -> usize {
+        match self {
+            Self::Full => 0,
+            Self::Window(window) => (position + 1).saturating_sub(window),
+        }
+    }
+
+    /// Returns the maximum number of blocks that a sequence holds if a step computes at most `step` of its tokens;
+    /// `usize::MAX` if it holds all.
+    pub(crate) fn most_blocks(self, step: usize, block_size: usize) -> usize {
+        match self {
+            Self::Full => usize::MAX,
+            Self::Window(window) => window.saturating_add(step).saturating_sub(2).div_ceil(block_size.max(1)) + 1,
+        }
+    }
+}
+
+impl KvCacheSpec {
+    /// Returns the maximum number of blocks that a sequence of `tokens` tokens holds, in all groups, if a step computes at
+    /// most `step` of them.
+    pub fn blocks_for(&self, tokens: usize, step: usize) -> usize {
+        let all = tokens.div_ceil(self.block_size.max(1));
+        let of_group = |group: &KvGroupSpec| group.kind.most_blocks(step, self.block_size).min(all);
+        self.groups.iter().map(of_group).fold(0, usize::saturating_add)
+    }
+
+    /// Returns the maximum number of tokens of a sequence that fits the cache alone; `usize::MAX` without groups.
+    pub fn longest_sequence(&self, step: usize) -> usize {
+        let usable = self.blocks.saturating_sub(1);
+        if self.blocks_for(usize::MAX, step) <= usable {
+            return usize::MAX;
+        }
+        // A group with windows needs a constant number of blocks once the sequence is long.
+        let (mut fits, mut beyond) = (0, usable + 1);
+        while fits + 1 < beyond {
+            let middle = fits.midpoint(beyond);
+            let tokens = middle * self.block_size;
+            if self.blocks_for(tokens, step) <= usable { fits = middle } else { beyond = middle }
+        }
+        fits * self.block_size
+    }
 }
 
 /// A step that could not be run. Its requests end with an error and the engine continues.
@@ -87,7 +142,7 @@ pub trait Executor: Send {
         drop(tokens);
     }
 
-    /// Returns the buffer of masks that are no longer needed, for the next [`Executor::sample`] with constrained rows.
+    /// Returns masks that are no longer needed, as memory for the next [`Executor::sample`] with constrained rows.
     /// Its content does not matter.
     fn spare_masks(&mut self) -> StepMasks {
         StepMasks::default()

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use crate::lock::lock;
 use crate::sequence::Sequence;
 use crate::stream::EventSender;
 use crate::{EngineConfig, RequestStream, SubmitError, stream};
@@ -99,7 +100,7 @@ impl Inbox {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Returns an error if a request with a prompt of this many tokens would be refused now.

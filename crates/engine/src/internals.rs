@@ -16,6 +16,13 @@ use crate::{
     StepPlan, SubmitError, stream,
 };
 
+pub use crate::lock::LockWaits;
+
+/// Returns what the calling thread has waited for locks so far. An executor learns that of the engine thread.
+pub fn lock_waits() -> LockWaits {
+    crate::lock::waits()
+}
+
 /// An engine that its owner drives turn by turn.
 pub struct ManualEngine {
     pub(crate) shared: Arc<Shared>,
@@ -118,6 +125,11 @@ impl ManualScheduler {
         }
     }
 
+    /// Returns the number of blocks in use.
+    pub fn used_blocks(&self) -> usize {
+        self.scheduler.kv().used()
+    }
+
     /// Returns the number of running sequences.
     pub fn running(&self) -> usize {
         self.scheduler.running()
@@ -134,7 +146,7 @@ pub struct ManualKv {
 impl ManualKv {
     /// Creates a cache of free blocks and a sequence with this prompt.
     pub fn new(spec: &KvCacheSpec, prompt: Arc<[u32]>) -> Self {
-        let cache = KvCache::new(spec, KvLayout::new(spec, true));
+        let cache = KvCache::new(spec.blocks, KvLayout::new(spec, true));
         let history = TokenHistory::new(prompt);
         let sequence = SequenceKv::new(cache.layout(), &history, Extras::default());
         Self { cache, history, sequence }

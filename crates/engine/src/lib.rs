@@ -19,6 +19,8 @@ mod inbox;
 #[doc(hidden)]
 pub mod internals;
 mod kv;
+mod lock;
+mod mask_filler;
 pub mod mock;
 mod plan;
 mod request;
@@ -37,11 +39,11 @@ pub use config::{EngineConfig, EngineError, SchedulingPolicy};
 pub use constraint::Constraint;
 pub use draft::Speculation;
 pub use engine::{Engine, EngineHandle};
-pub use executor::{Executor, ExecutorError, KvCacheSpec, KvGroupSpec};
+pub use executor::{Executor, ExecutorError, KvCacheSpec, KvGroupSpec, KvKind};
 pub use image::{ImageHash, ImageInput, ImageSpan, ImageSpec, PromptImage};
 pub use kv::{BlockHash, ExtraKey, KvEvent, KvEventSink};
 pub use plan::{
-    AdapterChange, AdapterSlot, InjectedTokens, InputToken, Joined, Logprobs, PlannedImage, PlannedRow,
+    AdapterChange, AdapterSlot, InjectedTokens, InputToken, Joined, Logprobs, PassedBlocks, PlannedImage, PlannedRow,
     PlannedSequence, RowKind, Seat, StepId, StepMasks, StepOutput, StepPlan, TableChange, TokenOutput,
 };
 pub use request::{

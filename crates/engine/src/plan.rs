@@ -144,6 +144,17 @@ pub struct TableChange {
     pub blocks: Range<usize>,
 }
 
+/// Blocks that no token of their sequence sees from now on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PassedBlocks {
+    /// Seat of the sequence.
+    pub seat: Seat,
+    /// KV group.
+    pub group: u32,
+    /// Range in the block table, whose entries become the null block.
+    pub blocks: Range<u32>,
+}
+
 /// One sequence's part of the step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlannedSequence {
@@ -176,8 +187,11 @@ pub struct StepPlan {
     pub adapters: Vec<AdapterChange>,
     /// Sequences that take a seat in this step. Their block tables are empty.
     pub joined: Vec<Joined>,
-    /// Changes of block tables, which follow. With them, the tables have a block for every token of the step and before.
+    /// Changes of block tables, which follow. With them, the tables have a block for every token that a token of the step
+    /// sees, and the null block for the others.
     pub tables: Vec<TableChange>,
+    /// Other changes of block tables.
+    pub passed: Vec<PassedBlocks>,
     /// Block ids of all changes.
     pub blocks: Vec<u32>,
     /// Images that are encoded first.
@@ -218,6 +232,7 @@ impl StepPlan {
         self.adapters.clear();
         self.joined.clear();
         self.tables.clear();
+        self.passed.clear();
         self.blocks.clear();
         self.encode.clear();
         self.injected.clear();
@@ -259,8 +274,6 @@ pub struct StepOutput {
 /// Bit masks for the rows of a step that draw a token for a constrained sequence, in order.
 #[derive(Debug, Default)]
 pub struct StepMasks {
-    /// Number of words in a mask: ⌈V / 32⌉.
-    pub words: usize,
-    /// Bits, `[constrained rows, words]`.
-    pub bits: Vec<u32>,
+    /// Masks of ⌈V / 32⌉ words.
+    pub rows: Vec<Vec<u32>>,
 }

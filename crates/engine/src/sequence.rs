@@ -324,7 +324,7 @@ impl Sequence {
 }
 
 /// Identifies a sequence while it is in the table. The key of a removed sequence is never reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SequenceKey {
     index: u32,
     generation: u32,

@@ -1,10 +1,11 @@
 //! The mailbox of a request: the engine thread writes it and the holder of the stream reads it.
 
 use std::future::poll_fn;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 use crate::inbox::{End, Inbox, RequestId};
+use crate::lock::lock;
 use crate::{FinishReason, Logprobs, RequestEvent, StageTimes, TokenOutput};
 
 /// Initial capacity of a mailbox in tokens: enough for a reader that keeps up.
@@ -40,10 +41,6 @@ struct Mailbox {
 
 /// A mailbox shared by its two ends.
 type SharedMailbox = Arc<Mutex<Mailbox>>;
-
-fn lock(mailbox: &SharedMailbox) -> MutexGuard<'_, Mailbox> {
-    mailbox.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The engine's end of a mailbox. Dropping it ends the request, so that no failure leaves a reader waiting.
 pub(crate) struct EventSender {

@@ -7,16 +7,34 @@ use std::task::{Context, Waker};
 
 use octavo_engine::internals::ManualEngine;
 use octavo_engine::mock::{MockConfig, MockExecutor};
-use octavo_engine::{EngineConfig, Request, SamplingParams};
+use octavo_engine::{Constraint, EngineConfig, Request, SamplingParams};
 use octavo_telemetry::{Telemetry, TelemetryConfig};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
+/// Allows every second token.
+struct Even;
+
+impl Constraint for Even {
+    fn fill_mask(&mut self, mask: &mut [u32]) {
+        mask.fill(0x5555_5555);
+    }
+
+    fn accept(&mut self, token: u32) -> bool {
+        token.is_multiple_of(2)
+    }
+
+    fn rollback(&mut self, _: usize) {}
+}
+
+/// Returns a request, of which every third has a constraint.
 fn request(number: u32) -> Request {
     let prompt: Vec<u32> = (0..40).map(|i| number * 100 + i).collect();
-    Request::new(number.to_string(), prompt, SamplingParams { max_tokens: 300, ..SamplingParams::default() })
+    let params = SamplingParams { max_tokens: 300, ..SamplingParams::default() };
+    let constraint = number.is_multiple_of(3).then(|| Box::new(Even) as Box<dyn Constraint>);
+    Request { constraint, ..Request::new(number.to_string(), prompt, params) }
 }
 
 #[test]

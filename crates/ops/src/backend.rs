@@ -155,18 +155,6 @@ pub fn check_adapter(
     Ok(())
 }
 
-/// Checks that there is a number of blocks for each KV group of a program.
-///
-/// # Errors
-/// Returns [`BackendError::Failed`] with both numbers.
-pub fn check_block_counts(backend: &'static str, groups: &[KvGroup], blocks: &[usize]) -> Result<(), BackendError> {
-    if groups.len() == blocks.len() {
-        return Ok(());
-    }
-    let reason = format!("{} block counts for {} KV groups", blocks.len(), groups.len());
-    Err(BackendError::Failed { backend, reason })
-}
-
 /// A device that runs programs. A backend holds one model.
 ///
 /// The backend decides how weights and KV are laid out in memory: callers know names, shapes and block ids. Methods are
@@ -181,8 +169,13 @@ pub trait Backend: Send {
     /// Returns the element type of the KV cache for display (`float32`, `bfloat16`).
     fn kv_dtype(&self) -> &'static str;
 
-    /// Returns the size in bytes of one block of `block_size` tokens of `group`, over all its layers.
+    /// Returns the size in bytes of the keys and values of `block_size` tokens in all layers of `group`.
     fn kv_block_bytes(&self, group: &KvGroup, block_size: usize) -> u64;
+
+    /// Returns the size in bytes of a block, which has room for `block_size` tokens of any of the groups; 0 without groups.
+    fn kv_page_bytes(&self, groups: &[KvGroup], block_size: usize) -> u64 {
+        groups.iter().map(|group| self.kv_block_bytes(group, block_size)).max().unwrap_or(0)
+    }
 
     /// Loads the program and reads its weights. `progress` is called with the number of bytes read so far.
     fn load(
@@ -195,8 +188,9 @@ pub trait Backend: Send {
     /// Returns the number of bytes that the loaded weights occupy.
     fn weight_bytes(&self) -> u64;
 
-    /// Allocates `blocks[g]` zeroed blocks (including the null block 0) of `block_size` tokens for each KV group g.
-    fn allocate_kv(&mut self, block_size: usize, blocks: &[usize]) -> Result<(), BackendError>;
+    /// Allocates zeroed blocks (including the null block 0) of `block_size` tokens, which the KV groups share: a block holds
+    /// the layers of the group in whose table it is.
+    fn allocate_kv(&mut self, block_size: usize, blocks: usize) -> Result<(), BackendError>;
 
     /// Returns the maximum number of steps under way: 2 if calls launch work and return, so that a step can be launched
     /// before the tokens of the one before have been taken; 1 for a backend that works on the caller's thread.
@@ -273,8 +267,8 @@ pub trait Backend: Send {
         Err(BackendError::Unsupported { backend: self.name(), what: "adapters".into() })
     }
 
-    /// Copies whole blocks `(from, to)` of a KV group.
-    fn copy_blocks(&mut self, group: usize, pairs: &[(u32, u32)]) -> Result<(), BackendError>;
+    /// Copies whole blocks `(from, to)`.
+    fn copy_blocks(&mut self, pairs: &[(u32, u32)]) -> Result<(), BackendError>;
 
     /// Returns the properties from which device utilisation is computed, once a model is loaded.
     fn device_profile(&self) -> DeviceProfile {

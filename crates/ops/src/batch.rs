@@ -11,7 +11,8 @@ pub struct BlockTables {
 }
 
 impl BlockTables {
-    /// Returns the table of a seat. It may go on after the blocks of its sequence.
+    /// Returns the table of a seat. It may go on after the blocks of its sequence. Blocks that no row to come sees are the null
+    /// block.
     pub fn get(&self, seat: u32) -> &[u32] {
         self.tables.get(seat as usize).map_or(&[], Vec::as_slice)
     }
@@ -29,6 +30,13 @@ impl BlockTables {
         table.extend(blocks);
         self.highest = table[start..].iter().copied().fold(self.highest, u32::max);
         true
+    }
+
+    /// Replaces blocks of a seat by the null block, because no token to come sees them. Returns `false` and changes nothing
+    /// if there are fewer.
+    pub fn pass(&mut self, seat: u32, blocks: std::ops::Range<usize>) -> bool {
+        let table = self.tables.get_mut(seat as usize).and_then(|table| table.get_mut(blocks));
+        table.map(|blocks| blocks.fill(0)).is_some()
     }
 }
 
@@ -107,9 +115,9 @@ pub struct InjectedRow {
 
 /// Memory of a backend that a batch may refer to.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Limits<'a> {
-    /// Block size and number of blocks of each KV group.
-    pub kv: &'a [(usize, usize)],
+pub struct Limits {
+    /// Block size and number of blocks, which the KV groups share.
+    pub kv: (usize, usize),
     /// Number of rows of the step before whose tokens may be referenced.
     pub drawn: usize,
     /// Number of rows of the media cache.
@@ -207,8 +215,8 @@ impl StepBatch {
 
     /// Checks that every index is in range and every array has its length, so that a defect of the caller is an error
     /// and not a write to another sequence's block. The error describes the defect.
-    pub fn check(&self, program: &Program, limits: Limits<'_>) -> Result<(), &'static str> {
-        let Limits { kv, drawn, media_rows, adapters } = limits;
+    pub fn check(&self, program: &Program, limits: Limits) -> Result<(), &'static str> {
+        let Limits { kv: (size, blocks), drawn, media_rows, adapters } = limits;
         self.check_rows(program)?;
         let (tokens, sequences) = (self.tokens(), self.sequences());
         let rows = self.token_ids.iter().filter(|&id| id & Self::DRAWN != 0).map(|id| id & !Self::DRAWN);
@@ -228,13 +236,13 @@ impl StepBatch {
         require(self.adapters.is_empty() || self.adapters.len() == sequences, "adapters")?;
         require(self.adapters.iter().all(|&slot| slot as usize <= adapters), "an adapter beyond the slots")?;
         let groups = program.kv_groups.len();
-        require(kv.len() == groups, "no KV cache is allocated")?;
+        require(groups == 0 || blocks > 0, "no KV cache is allocated")?;
         require(self.slot_mapping.len() == groups && self.block_tables.len() == groups, "the number of KV groups")?;
-        for ((&(size, blocks), slots), tables) in kv.iter().zip(&self.slot_mapping).zip(&self.block_tables) {
+        for (slots, tables) in self.slot_mapping.iter().zip(&self.block_tables) {
             require(slots.len() == tokens, "slot mapping")?;
             require(slots.iter().all(|&slot| (slot as usize) < blocks * size), "a slot beyond the KV cache")?;
             require(self.seats.len() == sequences, "seats")?;
-            require((tables.highest as usize) < blocks.max(1), "a block beyond the KV cache")?;
+            require((tables.highest as usize) < blocks, "a block beyond the KV cache")?;
             let covers = |(&seat, &len): (&u32, &u32)| len as usize <= tables.get(seat).len() * size;
             require(self.seats.iter().zip(&self.seq_lens).all(covers), "a sequence longer than its table")?;
         }

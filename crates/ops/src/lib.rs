@@ -25,8 +25,7 @@ pub mod testing;
 
 pub use adapter::{AdapterSource, Lora, LoraInput, LoraMatrices, Site, SiteId, SiteKind};
 pub use backend::{
-    Backend, DeviceProfile, TensorData, WeightSource, check_adapter, check_block_counts, check_block_size,
-    check_encoder, check_sites,
+    Backend, DeviceProfile, TensorData, WeightSource, check_adapter, check_block_size, check_encoder, check_sites,
 };
 pub use batch::{BlockTables, InjectedRow, Limits, SequenceTables, StepBatch};
 pub use encode::{Channel, EncodeBatch, TAPS, Tap};

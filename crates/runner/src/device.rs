@@ -22,7 +22,7 @@ const RESERVED: usize = 1 << 16;
 /// A command from the engine thread. A step is a `Forward`, then a `Sample`; a `Deliver` follows for each.
 pub(crate) enum Command {
     /// Runs the forward pass of a plan.
-    Forward(StepPlan),
+    Forward(Box<StepPlan>),
     /// Samples the step's tokens into `tokens`, which is empty.
     Sample {
         /// Masks of the constrained rows.
@@ -35,7 +35,13 @@ pub(crate) enum Command {
 }
 
 /// Result of a step.
-pub(crate) type StepResult = Result<StepOutput, ExecutorError>;
+pub(crate) struct StepResult {
+    pub(crate) output: Result<StepOutput, ExecutorError>,
+    /// The masks of its rows, for reuse.
+    pub(crate) masks: StepMasks,
+    /// Memory of a plan, for reuse.
+    pub(crate) plan: Box<StepPlan>,
+}
 
 /// State of the device thread.
 ///
@@ -52,7 +58,7 @@ pub(crate) struct Device {
     meter: StepMeter,
     batch: StepBatch,
     /// The step between its `Forward` and its `Sample`.
-    step: Option<(StepPlan, Result<(), ExecutorError>)>,
+    step: Option<(Box<StepPlan>, Result<(), ExecutorError>)>,
     /// Steps that are being sampled, oldest first.
     under_way: VecDeque<UnderWay>,
     /// Tokens sampled by the step that was sampled last.
@@ -68,11 +74,12 @@ pub(crate) struct Device {
 
 /// A step whose sampling has started.
 struct UnderWay {
-    plan: StepPlan,
+    plan: Box<StepPlan>,
     /// Tokens of the step, filled when they are taken from the backend.
     tokens: Vec<TokenOutput>,
     /// Vectors of the pooled rows, concatenated.
     vectors: Vec<f32>,
+    masks: StepMasks,
     state: State,
 }
 
@@ -136,7 +143,7 @@ impl Device {
                     continue;
                 }
                 Command::Sample { masks, tokens } => {
-                    self.start_sampling(&masks, tokens);
+                    self.start_sampling(masks, tokens);
                     if launches_only {
                         continue;
                     }
@@ -145,7 +152,7 @@ impl Device {
             }
             // No step is under way if its tokens were sent earlier.
             let Some(result) = self.deliver() else { continue };
-            let over = result.as_ref().is_err_and(|error| error.fatal);
+            let over = result.output.as_ref().is_err_and(|error| error.fatal);
             if results.send(result).is_err() || over {
                 return;
             }
@@ -189,10 +196,10 @@ impl Device {
     }
 
     /// Starts to sample the step that was computed last.
-    fn start_sampling(&mut self, masks: &StepMasks, tokens: Vec<TokenOutput>) {
-        let none = || (StepPlan::default(), Err(lost("no step was submitted")));
+    fn start_sampling(&mut self, masks: StepMasks, tokens: Vec<TokenOutput>) {
+        let none = || (Box::default(), Err(lost("no step was submitted")));
         let (plan, outcome) = self.step.take().unwrap_or_else(none);
-        let mut step = UnderWay { plan, tokens, vectors: Vec::new(), state: State::Complete };
+        let mut step = UnderWay { plan, tokens, vectors: Vec::new(), masks, state: State::Complete };
         if self.seats.needs_tokens(&step.plan) {
             // The backend counts the tokens of the latest step, which it has.
             let known = self.under_way.len() - usize::from(self.counts_on_device());
@@ -201,7 +208,7 @@ impl Device {
         let outcome = outcome.and_then(|()| {
             self.attempt(|device| {
                 device.pool(&mut step)?;
-                device.sample(&step.plan, masks)
+                device.sample(&step.plan, &step.masks)
             })
         });
         self.drawn.ids.clear();
@@ -217,14 +224,15 @@ impl Device {
     /// Returns the result of the oldest step under way, once it is complete.
     fn deliver(&mut self) -> Option<StepResult> {
         self.take_tokens(1);
-        let UnderWay { plan, tokens, vectors, state } = self.under_way.pop_front()?;
-        Some(match state {
+        let UnderWay { mut plan, tokens, vectors, masks, state } = self.under_way.pop_front()?;
+        let output = match state {
             State::Failed(error) => Err(error),
             State::Drawing | State::Complete => {
                 self.meter.end(plan.step, self.backend.step_counts());
-                Ok(StepOutput { tokens, vectors, plan })
+                Ok(StepOutput { tokens, vectors, plan: std::mem::take(&mut *plan) })
             }
-        })
+        };
+        Some(StepResult { output, masks, plan })
     }
 
     /// Returns whether the backend can count the tokens of the latest step under way, which then need not be known. It
@@ -293,7 +301,7 @@ impl Device {
     fn sample(&mut self, plan: &StepPlan, masks: &StepMasks) -> Result<(), ExecutorError> {
         let malformed = |reason: String| lost(format!("step {} is malformed: {reason}", plan.step));
         let mut rows: Vec<SampleRow<'_>> = std::mem::take(&mut self.rows);
-        let mut masks = masks.bits.chunks_exact(masks.words.max(1));
+        let mut masks = masks.rows.iter().map(Vec::as_slice);
         self.seats.count_drafts(plan, &mut self.counts);
         let drawing = self.under_way.back().filter(|step| matches!(step.state, State::Drawing));
         let mut counts = self.counts.iter();

@@ -1,6 +1,6 @@
 //! Conversion of a [`StepPlan`] into the flat arrays of a [`StepBatch`].
 
-use octavo_engine::{AdapterSlot, InputToken, PlannedSequence, Seat, StepPlan, TableChange};
+use octavo_engine::{AdapterSlot, InputToken, PassedBlocks, PlannedSequence, Seat, StepPlan, TableChange};
 use octavo_models::ImagePositions;
 use octavo_ops::{BlockTables, InjectedRow, Program, StepBatch};
 
@@ -232,6 +232,12 @@ fn change_tables(batch: &mut StepBatch, plan: &StepPlan) -> Result<(), String> {
             return Err(format!("the table of seat {seat} in KV group {group} has no block {start} to change"));
         }
     }
+    for PassedBlocks { seat, group, blocks } in &plan.passed {
+        let tables = batch.block_tables.get_mut(*group as usize);
+        if !tables.is_some_and(|tables| tables.pass(*seat, blocks.start as usize..blocks.end as usize)) {
+            return Err(format!("the table of seat {seat} in KV group {group} has no blocks {blocks:?} to pass"));
+        }
+    }
     Ok(())
 }
 
@@ -411,6 +417,8 @@ mod tests {
         next.tables.push(TableChange { seat: 2, group: 1, start: 3, blocks: 2..3 });
         (next.blocks, next.sequences[0].first_position) = (vec![3, 4, 1], 12);
         assert_eq!(fill(&next), [vec![7, 8, 3, 4], vec![5, 6]]);
+        (next.tables, next.passed) = (Vec::new(), vec![PassedBlocks { seat: 2, group: 0, blocks: 0..2 }]);
+        assert_eq!(fill(&next), [vec![0, 0, 3, 4], vec![5, 6]]);
     }
 
     #[test]
@@ -484,6 +492,8 @@ mod tests {
             |start: u32, group: u32| message(&|p| (p.tables[3].start, p.tables[3].group) = (start, group));
         assert_eq!(message_of_change(1, 1), "the table of seat 2 in KV group 1 has no block 1 to change");
         assert_eq!(message_of_change(0, 2), "the table of seat 2 in KV group 2 has no block 0 to change");
+        let passed = |p: &mut StepPlan| p.passed.push(PassedBlocks { seat: 2, group: 1, blocks: 2..4 });
+        assert_eq!(message(&passed), "the table of seat 2 in KV group 1 has no blocks 2..4 to pass");
         assert_eq!(message(&|p| p.blocks.truncate(9)), "the table of seat 2 in KV group 1 has no block 0 to change");
     }
 }

@@ -20,5 +20,5 @@ mod seats;
 
 pub use adapters::{AdapterLimits, AdapterWeights};
 pub use images::ImageConfig;
-pub use memory::{KvBudget, MemoryPlan, RunnerConfig, RunnerError, max_rows};
+pub use memory::{KvBudget, MemoryPlan, RunnerConfig, RunnerError, kv_cache_spec, max_rows};
 pub use runner::Runner;

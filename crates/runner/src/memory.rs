@@ -1,5 +1,6 @@
 //! Size of the KV cache, and the errors of sizes that a runner cannot start with.
 
+use octavo_engine::{KvCacheSpec, KvGroupSpec, KvKind};
 use octavo_ops::{Backend, BackendError, Program};
 
 use crate::AdapterLimits;
@@ -15,15 +16,14 @@ pub const fn max_rows(max_num_seqs: usize) -> usize {
 /// Limit on the size of the KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvBudget {
-    /// Maximum number of bytes over all KV groups. The media cache is taken from them.
+    /// Maximum number of bytes. The media cache is taken from them.
     Bytes(u64),
-    /// Number of blocks in each KV group, including the null block 0.
+    /// Number of blocks, including the null block 0, which the KV groups share.
     Blocks(usize),
 }
 
 impl KvBudget {
-    /// Returns the number of blocks in each KV group, if one block of each group together has `block_bytes` bytes and the
-    /// media cache `media_bytes`.
+    /// Returns the number of blocks, if a block has `block_bytes` bytes and the media cache `media_bytes`.
     pub fn blocks(self, block_bytes: u64, media_bytes: u64) -> usize {
         match self {
             Self::Blocks(blocks) => blocks,
@@ -65,28 +65,38 @@ pub struct MemoryPlan {
     pub media_bytes: u64,
     /// Element type of the KV cache (`float32`).
     pub kv_dtype: &'static str,
-    /// Number of tokens in a block.
-    pub block_size: usize,
-    /// Number of blocks of each KV group, including the null block 0; 0 if the model has no KV.
-    pub blocks: usize,
-    /// Size of one block of each KV group over its layers, in bytes.
-    pub block_bytes: Vec<u64>,
+    /// Division of the KV cache into blocks. There are none if the model has no KV.
+    pub kv: KvCacheSpec,
     /// Maximum number of tokens of a sequence.
     pub max_model_len: usize,
+    /// Maximum number of tokens in a step.
+    pub max_num_batched_tokens: usize,
+}
+
+/// Returns the division of a cache of `blocks` blocks into those of a program.
+pub fn kv_cache_spec(backend: &dyn Backend, program: &Program, block_size: usize, blocks: usize) -> KvCacheSpec {
+    let groups = program.kv_groups.iter().map(|group| KvGroupSpec {
+        layers: group.layers.len(),
+        kind: group.window.map_or(KvKind::Full, KvKind::Window),
+    });
+    let block_bytes = backend.kv_page_bytes(&program.kv_groups, block_size);
+    KvCacheSpec { block_size, block_bytes, blocks, groups: groups.collect() }
 }
 
 impl MemoryPlan {
-    /// Returns the number of tokens that fit the KV cache.
+    /// Returns the number of tokens that fit the KV cache, in requests of `max_model_len` tokens.
     pub fn kv_tokens(&self) -> usize {
-        self.blocks.saturating_sub(1) * self.block_size
+        let KvCacheSpec { block_size, blocks, .. } = self.kv;
+        let tokens = self.max_model_len.next_multiple_of(block_size.max(1));
+        let blocks_each = self.kv.blocks_for(tokens, self.max_num_batched_tokens);
+        (blocks.saturating_sub(1) * tokens).checked_div(blocks_each).unwrap_or(0)
     }
 
     /// Returns the number of requests of `max_model_len` tokens that fit at a time; infinite if the model has no KV.
     pub fn max_concurrency(&self) -> f64 {
-        let blocks_each = self.max_model_len.div_ceil(self.block_size.max(1));
-        match self.block_bytes.is_empty() {
-            true => f64::INFINITY,
-            false => self.blocks.saturating_sub(1) as f64 / blocks_each.max(1) as f64,
+        match self.kv.blocks_for(self.max_model_len, self.max_num_batched_tokens) {
+            0 => f64::INFINITY,
+            blocks_each => self.kv.blocks.saturating_sub(1) as f64 / blocks_each as f64,
         }
     }
 
@@ -97,29 +107,29 @@ impl MemoryPlan {
         config: &RunnerConfig,
         media_rows: usize,
     ) -> Result<MemoryPlan, RunnerError> {
-        let RunnerConfig { block_size, max_model_len, .. } = *config;
+        let RunnerConfig { block_size, max_model_len, max_num_batched_tokens, .. } = *config;
         if !backend.block_sizes().contains(&block_size) {
             let supported = backend.block_sizes().to_vec();
             return Err(RunnerError::BlockSize { backend: backend.name(), block_size, supported });
         }
-        let block_bytes: Vec<u64> =
-            program.kv_groups.iter().map(|group| backend.kv_block_bytes(group, block_size)).collect();
-        let row_of_blocks = block_bytes.iter().fold(0u64, |sum, bytes| sum.saturating_add(*bytes));
+        let block_bytes = backend.kv_page_bytes(&program.kv_groups, block_size);
         let media_bytes = backend.media_row_bytes().saturating_mul(media_rows as u64);
         let blocks = match config.kv {
-            _ if block_bytes.is_empty() => 0,
-            budget => budget.blocks(row_of_blocks, media_bytes),
+            _ if program.kv_groups.is_empty() => 0,
+            budget => budget.blocks(block_bytes, media_bytes),
         };
         // Block and slot numbers have 32 bits on the device.
         let blocks = blocks.min(u32::MAX as usize / block_size.max(1));
-        let needed = max_model_len.div_ceil(block_size.max(1)).saturating_add(1);
-        let bytes = |blocks: usize| row_of_blocks.saturating_mul(blocks as u64);
-        if !block_bytes.is_empty() && blocks < needed {
+        let kv = kv_cache_spec(backend, program, block_size, blocks);
+        let bytes = |blocks: usize| block_bytes.saturating_mul(blocks as u64);
+        let fits = kv.longest_sequence(max_num_batched_tokens);
+        if fits < max_model_len {
+            let needed = kv.blocks_for(max_model_len, max_num_batched_tokens).saturating_add(1);
             return Err(RunnerError::KvCacheTooSmall {
                 max_model_len,
                 needed: bytes(needed),
                 available: bytes(blocks),
-                fits: blocks.saturating_sub(1) * block_size,
+                fits,
             });
         }
         Ok(MemoryPlan {
@@ -127,10 +137,9 @@ impl MemoryPlan {
             kv_bytes: bytes(blocks),
             media_bytes,
             kv_dtype: backend.kv_dtype(),
-            block_size,
-            blocks,
-            block_bytes,
+            kv,
             max_model_len,
+            max_num_batched_tokens,
         })
     }
 }

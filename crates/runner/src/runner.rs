@@ -5,8 +5,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use octavo_engine::{
-    Executor, ExecutorError, ImageSpec, KvCacheSpec, KvGroupSpec, StepCost, StepId, StepMasks, StepOutput, StepPlan,
-    TokenOutput,
+    Executor, ExecutorError, ImageSpec, KvCacheSpec, StepCost, StepId, StepMasks, StepOutput, StepPlan, TokenOutput,
 };
 use octavo_ops::cost::{Peaks, StepPricer};
 use octavo_ops::{Backend, Program};
@@ -24,7 +23,6 @@ use crate::meter::StepMeter;
 /// A step that the backend refuses is lost and the runner continues. A backend that panics is not used again. Dropping
 /// the runner ends the thread after its current step.
 pub struct Runner {
-    spec: KvCacheSpec,
     images: Option<ImageSpec>,
     memory: MemoryPlan,
     vocab_size: usize,
@@ -38,6 +36,9 @@ pub struct Runner {
     commands: Option<SyncSender<Command>>,
     results: Receiver<StepResult>,
     spare_tokens: Vec<Vec<TokenOutput>>,
+    spare_masks: Vec<StepMasks>,
+    /// Memory for the next plan. A step is waited for before each one that is submitted.
+    spare_plan: Option<Box<StepPlan>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -70,8 +71,7 @@ impl Runner {
         if let Some(AdapterLimits { slots, rank }) = config.adapters {
             backend.allocate_adapters(slots, rank)?;
         }
-        let groups = program.kv_groups.len();
-        backend.allocate_kv(config.block_size, &vec![memory.blocks; groups])?;
+        backend.allocate_kv(config.block_size, memory.kv.blocks)?;
         if let Some(images) = images {
             backend.allocate_media(images.media_rows)?;
         }
@@ -101,9 +101,13 @@ impl Runner {
         let device = Device::new(backend, &program, &config, images.map(Images::new), meter);
         let thread = std::thread::Builder::new().name("octavo-device".into());
         let thread = thread.spawn(move || device.run(&receiver, &sender))?;
-        tracing::debug!(blocks = memory.blocks, groups, max_in_flight, "the device thread runs");
+        tracing::debug!(
+            blocks = memory.kv.blocks,
+            groups = memory.kv.groups.len(),
+            max_in_flight,
+            "the device thread runs"
+        );
         Ok(Runner {
-            spec: kv_cache_spec(&program, &memory),
             images: image_spec,
             memory,
             vocab_size: program.vocab_size,
@@ -115,6 +119,8 @@ impl Runner {
             commands: Some(commands),
             results,
             spare_tokens: Vec::with_capacity(max_in_flight + 1),
+            spare_masks: Vec::with_capacity(max_in_flight + 1),
+            spare_plan: None,
             thread: Some(thread),
         })
     }
@@ -134,19 +140,9 @@ fn gone() -> ExecutorError {
     ExecutorError { message: "the device thread has ended".into(), fatal: true }
 }
 
-fn kv_cache_spec(program: &Program, memory: &MemoryPlan) -> KvCacheSpec {
-    let groups = program.kv_groups.iter().zip(&memory.block_bytes).map(|(group, &block_bytes)| KvGroupSpec {
-        layers: group.layers.len(),
-        block_bytes,
-        blocks: memory.blocks,
-        window: group.window,
-    });
-    KvCacheSpec { block_size: memory.block_size, groups: groups.collect() }
-}
-
 impl Executor for Runner {
     fn kv_cache_spec(&self) -> &KvCacheSpec {
-        &self.spec
+        &self.memory.kv
     }
 
     fn image_spec(&self) -> Option<ImageSpec> {
@@ -174,7 +170,9 @@ impl Executor for Runner {
     }
 
     fn submit(&mut self, plan: StepPlan) -> Result<(), ExecutorError> {
-        self.send(Command::Forward(plan))
+        let mut memory = self.spare_plan.take().unwrap_or_default();
+        *memory = plan;
+        self.send(Command::Forward(memory))
     }
 
     fn sample(&mut self, _step: StepId, masks: StepMasks) -> Result<(), ExecutorError> {
@@ -185,7 +183,16 @@ impl Executor for Runner {
     fn wait(&mut self) -> Result<StepOutput, ExecutorError> {
         // If the device thread has ended, its last result may still be in the channel.
         let _ = self.send(Command::Deliver);
-        self.results.recv().unwrap_or_else(|_| Err(gone()))
+        let StepResult { output, masks, plan } = self.results.recv().map_err(|_| gone())?;
+        if !masks.rows.is_empty() && self.spare_masks.len() < self.spare_masks.capacity() {
+            self.spare_masks.push(masks);
+        }
+        self.spare_plan = Some(plan);
+        output
+    }
+
+    fn spare_masks(&mut self) -> StepMasks {
+        self.spare_masks.pop().unwrap_or_default()
     }
 
     fn recycle(&mut self, tokens: Vec<TokenOutput>) {

@@ -91,7 +91,7 @@ impl Backend for Launching {
         self.inner.weight_bytes()
     }
 
-    fn allocate_kv(&mut self, block_size: usize, blocks: &[usize]) -> Result<(), BackendError> {
+    fn allocate_kv(&mut self, block_size: usize, blocks: usize) -> Result<(), BackendError> {
         self.inner.allocate_kv(block_size, blocks)
     }
 
@@ -147,8 +147,8 @@ impl Backend for Launching {
         self.inner.logits()
     }
 
-    fn copy_blocks(&mut self, group: usize, pairs: &[(u32, u32)]) -> Result<(), BackendError> {
-        self.inner.copy_blocks(group, pairs)
+    fn copy_blocks(&mut self, pairs: &[(u32, u32)]) -> Result<(), BackendError> {
+        self.inner.copy_blocks(pairs)
     }
 }
 

@@ -128,15 +128,15 @@ fn the_media_cache_is_taken_from_the_memory_of_the_kv_cache() {
     let plan = runner(true).memory_plan().clone();
     // A row holds the merged output and two deepstack outputs of 64 columns in f32.
     assert_eq!(plan.media_bytes, 20 * 3 * 64 * 4);
-    let bytes = 30 * plan.block_bytes[0];
+    let bytes = 30 * plan.kv.block_bytes;
     let sized = |images| {
         let config = RunnerConfig { kv: KvBudget::Bytes(bytes), ..CONFIG };
         runner_of(images, config).memory_plan().clone()
     };
     let (with, without) = (sized(true), sized(false));
-    assert_eq!((without.blocks, without.media_bytes), (30, 0));
-    assert_eq!(with.blocks as u64, (bytes - plan.media_bytes) / plan.block_bytes[0]);
-    assert!(with.blocks < without.blocks);
+    assert_eq!((without.kv.blocks, without.media_bytes), (30, 0));
+    assert_eq!(with.kv.blocks as u64, (bytes - plan.media_bytes) / plan.kv.block_bytes);
+    assert!(with.kv.blocks < without.kv.blocks);
 }
 
 #[test]

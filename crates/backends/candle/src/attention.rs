@@ -14,7 +14,8 @@ const LANES: usize = 16;
 /// One layer's attention.
 pub(crate) struct Attention<'a> {
     pub(crate) cache: &'a KvCache,
-    pub(crate) layer: usize,
+    /// KV group, and layer in it.
+    pub(crate) place: (usize, usize),
     pub(crate) tables: SequenceTables<'a>,
     pub(crate) heads: HeadShape,
     pub(crate) scale: f32,
@@ -30,7 +31,7 @@ pub(crate) struct Attention<'a> {
 /// The keys and values that one query may see: those of one KV head at the positions `first..=last` of a sequence.
 struct View<'a> {
     cache: &'a KvCache,
-    layer: usize,
+    place: (usize, usize),
     head: usize,
     dim: usize,
     table: &'a [u32],
@@ -55,7 +56,7 @@ impl Attention<'_> {
             let seen_end = batch.seen_ends.get(row).map_or(0, |&end| end as usize);
             let (first, last) = self.sight.keys(place, places.end, seen_end, self.window);
             let table = self.tables.row(sequence);
-            let view = View { cache: self.cache, layer: self.layer, head, dim, table, first, last };
+            let view = View { cache: self.cache, place: self.place, head, dim, table, first, last };
             let heads = head * group..;
             for ((out, q), head) in out.chunks_exact_mut(value_dim).zip(q.chunks_exact(dim)).zip(heads) {
                 let sink = self.sinks.as_ref().map(|sinks| sinks[head]);
@@ -96,7 +97,7 @@ impl View<'_> {
         for (index, &block) in blocks {
             let start = index * size;
             let (from, to) = (self.first.saturating_sub(start), (self.last + 1 - start).min(size));
-            let elements = self.cache.read(self.layer, half, block, self.head);
+            let elements = self.cache.read(self.place, half, block, self.head);
             elements[from * self.dim..to * self.dim].chunks_exact(self.dim).for_each(&mut f);
         }
     }

@@ -4,7 +4,7 @@ use candle_core::Tensor;
 use octavo_ops::sampling::{SampleBatch, SampledToken, Sampler};
 use octavo_ops::{
     AdapterSource, Backend, BackendError, EncodeBatch, KvGroup, Limits, Program, ProgramKind, StepBatch, WeightSource,
-    check_block_counts, check_block_size, check_encoder, check_sites,
+    check_block_size, check_encoder, check_sites,
 };
 
 use crate::forward::{Forward, malformed};
@@ -21,7 +21,7 @@ const BLOCK_SIZES: &[usize] = &[16];
 #[derive(Default)]
 pub struct CandleBackend {
     model: Option<Model>,
-    kv: Vec<KvCache>,
+    kv: KvCache,
     encoder: Option<Model>,
     media: MediaCache,
     /// Adapters by slot, and their largest rank.
@@ -145,7 +145,7 @@ impl Backend for CandleBackend {
         batch.check(program, self.media.rows()).map_err(malformed)?;
         let mut step = StepBatch::default();
         let blocks = batch.rows.in_own_blocks(BLOCK_SIZES[0], &mut step);
-        let mut kv = [KvCache::new(&program.step_kv(), BLOCK_SIZES[0], blocks)?];
+        let mut kv = KvCache::new(&[program.step_kv()], BLOCK_SIZES[0], blocks)?;
         Forward::over(program, weights, &mut kv, &mut self.media, (&step, Some(batch))).run().map_err(failed)?;
         Ok(())
     }
@@ -155,13 +155,9 @@ impl Backend for CandleBackend {
         Ok(rows?.concat())
     }
 
-    fn allocate_kv(&mut self, block_size: usize, blocks: &[usize]) -> Result<(), BackendError> {
+    fn allocate_kv(&mut self, block_size: usize, blocks: usize) -> Result<(), BackendError> {
         check_block_size(NAME, BLOCK_SIZES, block_size)?;
-        let groups = &self.model()?.program.kv_groups;
-        check_block_counts(NAME, groups, blocks)?;
-        let caches: Result<_, _> =
-            groups.iter().zip(blocks).map(|(group, &blocks)| KvCache::new(group, block_size, blocks)).collect();
-        self.kv = caches?;
+        self.kv = KvCache::new(&self.model()?.program.kv_groups, block_size, blocks)?;
         Ok(())
     }
 
@@ -174,7 +170,7 @@ impl Backend for CandleBackend {
                 batch.check(program, Limits::default()).map_err(malformed)?;
                 let mut step = StepBatch::default();
                 let blocks = batch.in_own_blocks(BLOCK_SIZES[0], &mut step);
-                let mut kv = [KvCache::new(&program.step_kv(), BLOCK_SIZES[0], blocks)?];
+                let mut kv = KvCache::new(&[program.step_kv()], BLOCK_SIZES[0], blocks)?;
                 Forward::over(program, weights, &mut kv, &mut self.media, (&step, None)).run()
             }
             ProgramKind::Decoder | ProgramKind::Embedder => {
@@ -213,8 +209,7 @@ impl Backend for CandleBackend {
         Ok(self.logits.clone())
     }
 
-    fn copy_blocks(&mut self, group: usize, pairs: &[(u32, u32)]) -> Result<(), BackendError> {
-        let cache = self.kv.get_mut(group).ok_or_else(|| failed(format!("there is no KV group {group}")))?;
-        cache.copy_blocks(pairs)
+    fn copy_blocks(&mut self, pairs: &[(u32, u32)]) -> Result<(), BackendError> {
+        self.kv.copy_blocks(pairs)
     }
 }

@@ -21,7 +21,7 @@ use crate::rotary::rotate;
 pub(crate) struct Forward<'a> {
     program: &'a Program,
     weights: &'a [Tensor],
-    kv: &'a mut [KvCache],
+    kv: &'a mut KvCache,
     media: &'a mut MediaCache,
     batch: &'a StepBatch,
     /// Adapters by slot.
@@ -44,12 +44,12 @@ impl<'a> Forward<'a> {
     pub(crate) fn new(
         program: &'a Program,
         weights: &'a [Tensor],
-        kv: &'a mut [KvCache],
+        kv: &'a mut KvCache,
         media: &'a mut MediaCache,
         (batch, adapters): (&'a StepBatch, &'a [Option<Adapter>]),
     ) -> std::result::Result<Self, BackendError> {
-        let memory: Vec<_> = kv.iter().map(|cache| (cache.block_size(), cache.blocks())).collect();
-        let limits = Limits { kv: &memory, drawn: 0, media_rows: media.rows(), adapters: adapters.len() };
+        let memory = (kv.block_size(), kv.blocks());
+        let limits = Limits { kv: memory, drawn: 0, media_rows: media.rows(), adapters: adapters.len() };
         batch.check(program, limits).map_err(malformed)?;
         debug_assert_ne!(program.kind(), ProgramKind::Encoder, "an encoder's rows have blocks of their own");
         Ok(Self { adapters, ..Self::over(program, weights, kv, media, (batch, None)) })
@@ -59,7 +59,7 @@ impl<'a> Forward<'a> {
     pub(crate) fn over(
         program: &'a Program,
         weights: &'a [Tensor],
-        kv: &'a mut [KvCache],
+        kv: &'a mut KvCache,
         media: &'a mut MediaCache,
         (batch, images): (&'a StepBatch, Option<&'a EncodeBatch>),
     ) -> Self {
@@ -111,8 +111,8 @@ impl<'a> Forward<'a> {
             Op::PagedAttention(op) => self.attention(
                 op.q,
                 Attention {
-                    cache: &self.kv[op.group],
-                    layer: op.layer,
+                    cache: &*self.kv,
+                    place: (op.group, op.layer),
                     tables: self.batch.tables(op.group),
                     heads: op.heads,
                     scale: op.scale,
@@ -123,13 +123,13 @@ impl<'a> Forward<'a> {
                 },
             )?,
             Op::SegmentAttention(op) => {
-                let (group, layer) = self.place(KvPlace::Step, op.heads);
+                let place = self.place(KvPlace::Step, op.heads);
                 self.attention(
                     op.q,
                     Attention {
-                        cache: &self.kv[group],
-                        layer,
-                        tables: self.batch.tables(group),
+                        cache: &*self.kv,
+                        place,
+                        tables: self.batch.tables(place.0),
                         heads: op.heads,
                         scale: op.scale,
                         sight: Sight::Both,
@@ -343,10 +343,10 @@ impl<'a> Forward<'a> {
         }
         let (k, v) = (k.flatten_all()?.to_vec1()?, v.flatten_all()?.to_vec1()?);
         let rows = k.chunks_exact(kv_cols).zip(v.chunks_exact(kv_cols));
-        let (group, layer) = self.place(op.kv, op.heads);
-        for (&slot, (k, v)) in self.batch.slot_mapping[group].iter().zip(rows) {
-            self.kv[group].write(layer, Half::Key, slot, k);
-            self.kv[group].write(layer, Half::Value, slot, v);
+        let place = self.place(op.kv, op.heads);
+        for (&slot, (k, v)) in self.batch.slot_mapping[place.0].iter().zip(rows) {
+            self.kv.write(place, Half::Key, slot, k);
+            self.kv.write(place, Half::Value, slot, v);
         }
         q.contiguous()
     }
@@ -361,7 +361,7 @@ impl<'a> Forward<'a> {
         let (queries, rows) = latent::latent_post(op, [q, kv, out], self.weight(op.norm), &self.batch.positions)?;
         let rows: Vec<f32> = rows.flatten_all()?.to_vec1()?;
         for (&slot, row) in self.batch.slot_mapping[op.group].iter().zip(rows.chunks_exact(op.heads.dim)) {
-            self.kv[op.group].write(op.layer, Half::Key, slot, row);
+            self.kv.write((op.group, op.layer), Half::Key, slot, row);
         }
         Ok(queries)
     }

@@ -1,4 +1,4 @@
-//! The paged KV cache of one group.
+//! The paged KV cache.
 
 use std::alloc::{Layout, alloc_zeroed};
 
@@ -6,21 +6,25 @@ use octavo_ops::{BackendError, HeadShape, KvGroup, Values};
 
 use crate::failed;
 
-/// Keys and values of the layers of one KV group, in f32.
+/// Keys and values in f32.
 ///
-/// One array holds, layer after layer, all key blocks and then all value blocks, if values are no part of the keys. A
-/// block is `[Hkv, block_size, D]`, so that the part of one head is contiguous.
+/// A block holds the layers of one KV group, one after the other: all keys of a layer and then all its values, if these are
+/// no part of the keys. Both are `[Hkv, block_size, D]`, so that the part of one head is contiguous.
+#[derive(Default)]
 pub(crate) struct KvCache {
     block_size: usize,
     blocks: usize,
-    layers: Vec<Layer>,
+    /// Layers by KV group.
+    groups: Vec<Vec<Layer>>,
+    /// Distance of two blocks, which is the size of the largest group's.
+    stride: usize,
     data: Vec<f32>,
 }
 
 #[derive(Clone, Copy)]
 struct Layer {
     heads: HeadShape,
-    /// Index of the layer's first key. Its values follow all its keys.
+    /// Start in a block.
     start: usize,
 }
 
@@ -31,18 +35,24 @@ pub(crate) enum Half {
     Value,
 }
 
+/// A KV group, and a layer in it.
+pub(crate) type Place = (usize, usize);
+
 impl KvCache {
-    /// Allocates zeroed blocks for every layer of the group.
-    pub(crate) fn new(group: &KvGroup, block_size: usize, blocks: usize) -> Result<Self, BackendError> {
-        let elements = group.elements_per_token().checked_mul(block_size).and_then(|n| n.checked_mul(blocks));
-        let data = zeroed(elements.unwrap_or(usize::MAX), "the KV cache")?;
-        let mut start = 0;
-        let mut layers = Vec::with_capacity(group.layers.len());
-        for &heads in &group.layers {
-            layers.push(Layer { heads, start });
-            start += blocks * block_size * heads.cache_cols();
-        }
-        Ok(Self { block_size, blocks, layers, data })
+    /// Allocates zeroed blocks for groups that share them.
+    pub(crate) fn new(groups: &[KvGroup], block_size: usize, blocks: usize) -> Result<Self, BackendError> {
+        let stride = groups.iter().map(|group| group.elements_per_token() * block_size).max().unwrap_or(0);
+        let data = zeroed(stride.saturating_mul(blocks), "the KV cache")?;
+        let layers = |group: &KvGroup| {
+            let mut start = 0;
+            let layers = group.layers.iter().map(|&heads| {
+                let layer = Layer { heads, start };
+                start += block_size * heads.cache_cols();
+                layer
+            });
+            layers.collect()
+        };
+        Ok(Self { block_size, blocks, groups: groups.iter().map(layers).collect(), stride, data })
     }
 
     /// Returns the number of tokens in a block.
@@ -56,52 +66,39 @@ impl KvCache {
     }
 
     /// Writes a token's keys or values `[Hkv, D]` to a slot.
-    pub(crate) fn write(&mut self, layer: usize, half: Half, slot: u32, row: &[f32]) {
-        let dim = self.layers[layer].heads.dim;
+    pub(crate) fn write(&mut self, place: Place, half: Half, slot: u32, row: &[f32]) {
+        let dim = self.groups[place.0][place.1].heads.dim;
         let (block, offset) = (slot as usize / self.block_size, slot as usize % self.block_size);
         for (head, elements) in row.chunks_exact(dim).enumerate() {
-            let at = self.index(layer, half, block, head) + offset * dim;
+            let at = self.index(place, half, block, head) + offset * dim;
             self.data[at..at + dim].copy_from_slice(elements);
         }
     }
 
     /// Returns the part of one head in one block: `[block_size, D]`. Values that are the first elements of the keys are
     /// returned with the rest of the keys.
-    pub(crate) fn read(&self, layer: usize, half: Half, block: u32, head: usize) -> &[f32] {
-        let at = self.index(layer, half, block as usize, head);
-        &self.data[at..at + self.block_size * self.layers[layer].heads.dim]
+    pub(crate) fn read(&self, place: Place, half: Half, block: u32, head: usize) -> &[f32] {
+        let at = self.index(place, half, block as usize, head);
+        &self.data[at..at + self.block_size * self.groups[place.0][place.1].heads.dim]
     }
 
-    /// Copies whole blocks `(from, to)` in all layers.
+    /// Copies whole blocks `(from, to)`.
     pub(crate) fn copy_blocks(&mut self, pairs: &[(u32, u32)]) -> Result<(), BackendError> {
         for &(from, to) in pairs {
             if from.max(to) as usize >= self.blocks {
                 return Err(failed(format!("cannot copy block {from} to {to}: there are {} blocks", self.blocks)));
             }
-            for layer in 0..self.layers.len() {
-                let size = self.block_size * self.layers[layer].heads.kv_cols();
-                for half in self.halves(layer) {
-                    let [from, to] = [from, to].map(|block| self.index(layer, *half, block as usize, 0));
-                    self.data.copy_within(from..from + size, to);
-                }
-            }
+            let [from, to] = [from, to].map(|block| block as usize * self.stride);
+            self.data.copy_within(from..from + self.stride, to);
         }
         Ok(())
     }
 
-    /// Returns the halves that a layer has.
-    fn halves(&self, layer: usize) -> &'static [Half] {
-        match self.layers[layer].heads.values {
-            Values::Own => &[Half::Key, Half::Value],
-            Values::Prefix(_) => &[Half::Key],
-        }
-    }
-
-    fn index(&self, layer: usize, half: Half, block: usize, head: usize) -> usize {
-        let Layer { heads, start } = self.layers[layer];
+    fn index(&self, (group, layer): Place, half: Half, block: usize, head: usize) -> usize {
+        let Layer { heads, start } = self.groups[group][layer];
         let is_key = half == Half::Key || heads.values != Values::Own;
-        let block = if is_key { block } else { self.blocks + block };
-        start + (block * heads.kv + head) * self.block_size * heads.dim
+        let before = if is_key { head } else { heads.kv + head };
+        block * self.stride + start + before * self.block_size * heads.dim
     }
 }
 

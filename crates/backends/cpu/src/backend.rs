@@ -8,7 +8,7 @@ use octavo_ops::cost::ElementBytes;
 use octavo_ops::sampling::{SampleBatch, SampledToken, Sampler};
 use octavo_ops::{
     AdapterSource, Backend, BackendError, DeviceProfile, EncodeBatch, KvGroup, Limits, Program, ProgramKind, Rows,
-    StepBatch, WeightSource, check_block_counts, check_block_size, check_encoder, check_sites,
+    StepBatch, WeightSource, check_block_size, check_encoder, check_sites,
 };
 
 use crate::activation::Activation;
@@ -57,7 +57,7 @@ pub struct CpuBackend {
     coarse: bool,
     pool: Pool,
     model: Option<Model>,
-    kv: Vec<KvCache>,
+    kv: KvCache,
     /// Keys and values of a step, if the model is an encoder of texts.
     step_memory: StepMemory,
     encoder: Option<Encoder>,
@@ -107,7 +107,7 @@ impl StepMemory {
         let blocks = batch.in_own_blocks(BLOCK, &mut self.step);
         let kv = match self.kv.take() {
             Some(kv) if kv.blocks() >= blocks => kv,
-            _ => KvCache::new(&program.step_kv(), blocks, KvDtype::Bf16)?,
+            _ => KvCache::new(&[program.step_kv()], blocks, KvDtype::Bf16)?,
         };
         Ok((self.kv.insert(kv), &self.step))
     }
@@ -129,7 +129,7 @@ impl CpuBackend {
             coarse: config.coarse_activations,
             pool,
             model: None,
-            kv: Vec::new(),
+            kv: KvCache::default(),
             step_memory: StepMemory::default(),
             encoder: None,
             media: MediaCache::default(),
@@ -173,15 +173,12 @@ impl CpuBackend {
     ) -> Result<T, BackendError> {
         (self.sampled, self.pooled) = (0, 0);
         let Model { program, plan, weights, activations } = self.model.as_mut().ok_or_else(no_model)?;
-        let memory: Vec<_> = self.kv.iter().map(|cache| (BLOCK, cache.blocks())).collect();
-        let limits = Limits { kv: &memory, drawn: 0, media_rows: self.media.rows(), adapters: self.adapters.len() };
+        let memory = (BLOCK, self.kv.blocks());
+        let limits = Limits { kv: memory, drawn: 0, media_rows: self.media.rows(), adapters: self.adapters.len() };
         batch.check(program, limits).map_err(malformed)?;
         let (kv, step) = match program.kind() {
-            ProgramKind::Encoder => {
-                let (kv, step) = self.step_memory.divide(program, batch)?;
-                (std::slice::from_mut(kv), step)
-            }
-            ProgramKind::Decoder | ProgramKind::Embedder => (&mut self.kv[..], batch),
+            ProgramKind::Encoder => self.step_memory.divide(program, batch)?,
+            ProgramKind::Decoder | ProgramKind::Embedder => (&mut self.kv, batch),
         };
         let adapters = &self.adapters;
         let forward = Forward { isa: self.isa, program, plan, weights, batch: step, images: None, adapters };
@@ -250,7 +247,7 @@ impl Backend for CpuBackend {
         progress: &mut dyn FnMut(u64),
     ) -> Result<(), BackendError> {
         (self.model, self.encoder, self.sampled, self.pooled) = (None, None, 0, 0);
-        self.kv.clear();
+        self.kv = KvCache::default();
         self.step_memory = StepMemory::default();
         self.media = MediaCache::default();
         self.adapters.clear();
@@ -286,7 +283,7 @@ impl Backend for CpuBackend {
         let (kv, step) = memory.divide(program, &batch.rows)?;
         let forward =
             Forward { isa: self.isa, program, plan, weights, batch: step, images: Some(batch), adapters: &[] };
-        let (kv, media) = (std::slice::from_mut(kv), &mut self.media);
+        let media = &mut self.media;
         forward.run(&mut self.pool, Memory { activations, kv, media, scratch });
         Ok(())
     }
@@ -323,13 +320,9 @@ impl Backend for CpuBackend {
         self.model.iter().chain(encoder).flat_map(|model| &model.weights).map(bytes).sum()
     }
 
-    fn allocate_kv(&mut self, block_size: usize, blocks: &[usize]) -> Result<(), BackendError> {
+    fn allocate_kv(&mut self, block_size: usize, blocks: usize) -> Result<(), BackendError> {
         check_block_size(NAME, BLOCK_SIZES, block_size)?;
-        let groups = &self.model()?.program.kv_groups;
-        check_block_counts(NAME, groups, blocks)?;
-        let caches: Result<_, _> =
-            groups.iter().zip(blocks).map(|(group, &blocks)| KvCache::new(group, blocks, self.kv_dtype)).collect();
-        self.kv = caches?;
+        self.kv = KvCache::new(&self.model()?.program.kv_groups, blocks, self.kv_dtype)?;
         Ok(())
     }
 
@@ -407,8 +400,7 @@ impl Backend for CpuBackend {
         Ok(logits)
     }
 
-    fn copy_blocks(&mut self, group: usize, pairs: &[(u32, u32)]) -> Result<(), BackendError> {
-        let cache = self.kv.get_mut(group).ok_or_else(|| failed(format!("there is no KV group {group}")))?;
-        cache.copy_blocks(pairs)
+    fn copy_blocks(&mut self, pairs: &[(u32, u32)]) -> Result<(), BackendError> {
+        self.kv.copy_blocks(pairs)
     }
 }

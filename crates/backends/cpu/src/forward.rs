@@ -68,7 +68,7 @@ pub(crate) struct Forward<'a> {
 /// Memory that a pass reads and writes.
 pub(crate) struct Memory<'a> {
     pub(crate) activations: &'a mut [Activation],
-    pub(crate) kv: &'a mut [KvCache],
+    pub(crate) kv: &'a mut KvCache,
     pub(crate) media: &'a mut MediaCache,
     pub(crate) scratch: &'a mut Scratch,
 }
@@ -88,7 +88,7 @@ impl Scratch {
         &mut self,
         forward: &Forward<'_>,
         activations: &mut [Activation],
-        kv: &mut [KvCache],
+        kv: &mut KvCache,
         media: &mut MediaCache,
     ) {
         self.media = Some(media.shared());
@@ -129,11 +129,7 @@ impl Scratch {
         if !forward.adapters.is_empty() {
             self.lora.set_up(batch, || forward.shrunk_width());
         }
-        self.caches.resize_with(kv.len(), Vec::new);
-        for (caches, cache) in self.caches.iter_mut().zip(kv) {
-            caches.clear();
-            caches.extend((0..cache.layers()).map(|layer| cache.shared(layer)));
-        }
+        kv.share(&mut self.caches);
     }
 }
 

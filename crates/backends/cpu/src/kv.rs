@@ -1,4 +1,4 @@
-//! The paged KV cache of one group.
+//! The paged KV cache.
 
 use std::fmt;
 
@@ -51,10 +51,10 @@ impl fmt::Display for KvDtype {
     }
 }
 
-/// Keys and values of the layers of one KV group.
+/// Keys and values.
 ///
-/// A block holds all layers, so that a short sequence touches little memory, and one that is copied is one range. A layer's
-/// part of a block has, head after head, the keys and then the values. In bf16,
+/// A block holds all layers of one KV group, so that a short sequence touches little memory, and one that is copied is one
+/// range. A layer's part of a block has, head after head, the keys and then the values. In bf16,
 /// elements are stored as pairs in a word, the first in the low half. Keys are `[D/2][slot]` in pairs of dimensions, so
 /// that one register multiplies sixteen slots with one pair of a query. Values are `[D/16][slot/2][16]` in pairs of
 /// slots, so that one weight is multiplied with sixteen dimensions. Both are also the layout of bf16 tiles. Elements of
@@ -62,9 +62,11 @@ impl fmt::Display for KvDtype {
 /// represents them exactly. The scales of integer keys and values, `[slot]` each, follow them and are multiplied
 /// with scores and weights, not with keys and values. Values that are the first dimensions of the keys are not stored
 /// again: attention turns the keys of a block into the layout of values.
+#[derive(Default)]
 pub(crate) struct KvCache {
     blocks: usize,
-    layers: Vec<Layer>,
+    /// Layers by KV group.
+    groups: Vec<Vec<Layer>>,
     /// Distance of two blocks in words.
     stride: usize,
     data: Lines<u32>,
@@ -122,7 +124,8 @@ impl Layer {
 /// Returns the layers of a group and the distance of two blocks in words.
 ///
 /// Attention reads the keys of one head block after block. If the distance were a multiple of a large power of two, they
-/// would all lie in the same few sets of a cache. It is at most one of the size of these keys.
+/// would all lie in the same few sets of a cache. It is at most one of the size of these keys. The blocks of a few heads are
+/// moved by a thirty-second of their size, which spreads the keys of a context as well and takes less memory.
 fn layout(group: &KvGroup, dtype: KvDtype) -> Option<(Vec<Layer>, usize)> {
     let layer = |(index, &heads)| {
         let scales = if dtype == KvDtype::Fp8 { group.scales(index) } else { KvScales::ONE };
@@ -135,8 +138,8 @@ fn layout(group: &KvGroup, dtype: KvDtype) -> Option<(Vec<Layer>, usize)> {
         stride = stride.checked_add(layer.block_words())?;
     }
     let keys = layers.iter().map(Layer::key_words).min().unwrap_or(0).max(1).ilog2();
-    if stride.trailing_zeros() > keys {
-        stride = stride.checked_add(1 << keys)?;
+    if stride > 0 && stride.trailing_zeros() > keys {
+        stride = stride.checked_add(1 << keys.min(stride.ilog2().saturating_sub(5)))?;
     }
     layers.iter_mut().for_each(|layer| layer.stride = stride);
     Some((layers, stride))
@@ -148,11 +151,14 @@ pub(crate) fn block_bytes(group: &KvGroup, dtype: KvDtype) -> u64 {
 }
 
 impl KvCache {
-    /// Allocates zeroed blocks.
-    pub(crate) fn new(group: &KvGroup, blocks: usize, dtype: KvDtype) -> Result<Self, BackendError> {
-        let (layers, stride) = layout(group, dtype).unwrap_or_default();
-        let words = stride.saturating_mul(blocks);
-        Ok(Self { blocks, layers, stride, data: Lines::zeroed(words, || "the KV cache".into())? })
+    /// Allocates zeroed blocks for groups that share them.
+    pub(crate) fn new(groups: &[KvGroup], blocks: usize, dtype: KvDtype) -> Result<Self, BackendError> {
+        let layouts: Vec<_> = groups.iter().map(|group| layout(group, dtype).unwrap_or_default()).collect();
+        let stride = layouts.iter().map(|(_, stride)| *stride).max().unwrap_or(0);
+        let data = Lines::zeroed(stride.saturating_mul(blocks), || "the KV cache".into())?;
+        let mut groups: Vec<_> = layouts.into_iter().map(|(layers, _)| layers).collect();
+        groups.iter_mut().flatten().for_each(|layer| layer.stride = stride);
+        Ok(Self { blocks, groups, stride, data })
     }
 
     /// Returns the number of blocks, including the null block.
@@ -160,17 +166,17 @@ impl KvCache {
         self.blocks
     }
 
-    /// Returns the number of layers.
-    pub(crate) fn layers(&self) -> usize {
-        self.layers.len()
+    /// Writes access to the layers of each group, for the threads of a region, into `out`.
+    pub(crate) fn share(&mut self, out: &mut Vec<Vec<LayerCache>>) {
+        let data = Shared::new(&mut self.data);
+        out.resize_with(self.groups.len(), Vec::new);
+        for (out, layers) in out.iter_mut().zip(&self.groups) {
+            out.clear();
+            out.extend(layers.iter().map(|&layer| LayerCache { layer, data }));
+        }
     }
 
-    /// Returns access to a layer for the threads of a region.
-    pub(crate) fn shared(&mut self, layer: usize) -> LayerCache {
-        LayerCache { layer: self.layers[layer], data: Shared::new(&mut self.data) }
-    }
-
-    /// Copies whole blocks `(from, to)` in all layers.
+    /// Copies whole blocks `(from, to)`.
     pub(crate) fn copy_blocks(&mut self, pairs: &[(u32, u32)]) -> Result<(), BackendError> {
         for &(from, to) in pairs {
             if from.max(to) as usize >= self.blocks {

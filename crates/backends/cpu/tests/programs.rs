@@ -277,11 +277,11 @@ fn a_key_of_8_bits_takes_about_half_the_memory() {
         backend.kv_block_bytes(&KvGroup { layers, scales: vec![], window: None }, 16)
     };
     let elements = 2 * 3 * 64 * 16 * 2;
-    // The size is a multiple of 8 KiB, so blocks are the size of the keys of a head further apart.
-    assert_eq!(bytes(KvDtype::Bf16), 2 * elements + 16 * 64 * 2);
+    // The size is a multiple of 8 KiB, so blocks are a thirty-second of the power of two below it further apart.
+    assert_eq!(bytes(KvDtype::Bf16), 2 * elements + (16 << 10) / 32);
     // Each key and value of each head has an f32 scale.
     assert_eq!(bytes(KvDtype::Int8), elements + elements / 64 * 4);
-    assert_eq!(bytes(KvDtype::Fp8), elements + 16 * 64);
+    assert_eq!(bytes(KvDtype::Fp8), elements + (8 << 10) / 32);
 }
 
 /// Returns the logits of a sequence of 40 tokens.
@@ -289,7 +289,7 @@ fn logits(program: &Program, weights: &MemoryWeights, isa: Isa) -> Vec<u32> {
     let mut backend =
         CpuBackend::new(CpuConfig { threads: Some(1), isa: Some(isa), ..FP8 }).expect("the threads start");
     backend.load(program, weights, &mut |_| {}).expect("the weights are loaded");
-    backend.allocate_kv(16, &[8]).expect("there is memory");
+    backend.allocate_kv(16, 8).expect("there is memory");
     let mut batches = PagedBatches::new(16, 1, 8, &mut TestRng(3));
     let sequence = batches.add(TestRng(4).tokens(40, program.vocab_size));
     backend.forward(&batches.step(&[(sequence, 40)])).expect("the step runs");

@@ -171,10 +171,10 @@ impl Backend for CudaBackend {
         self.model.as_ref().map_or(0, Model::weight_bytes)
     }
 
-    fn allocate_kv(&mut self, block_size: usize, blocks: &[usize]) -> Result<(), BackendError> {
+    fn allocate_kv(&mut self, block_size: usize, blocks: usize) -> Result<(), BackendError> {
         check_block_size(NAME, BLOCK_SIZES, block_size)?;
-        if let Some(too_many) = blocks.iter().find(|blocks| **blocks > NO_SLOT as usize / KV_BLOCK) {
-            let needed = (*too_many as u64).saturating_mul(KV_BLOCK as u64);
+        if blocks > NO_SLOT as usize / KV_BLOCK {
+            let needed = (blocks as u64).saturating_mul(KV_BLOCK as u64);
             return Err(BackendError::OutOfMemory { what: "the KV cache".into(), needed });
         }
         let graphs = self.config.graphs;
@@ -254,8 +254,8 @@ impl Backend for CudaBackend {
         self.bound()?.set_adapter(slot, adapter)
     }
 
-    fn copy_blocks(&mut self, group: usize, pairs: &[(u32, u32)]) -> Result<(), BackendError> {
-        self.bound()?.copy_blocks(group, pairs)
+    fn copy_blocks(&mut self, pairs: &[(u32, u32)]) -> Result<(), BackendError> {
+        self.bound()?.copy_blocks(pairs)
     }
 
     fn device_profile(&self) -> DeviceProfile {

@@ -4,7 +4,7 @@ use octavo_kernels::params::{KV_BLOCK, LORA_MAX_RANK};
 use octavo_ops::sampling::{SampleBatch, SampledToken};
 use octavo_ops::{
     AdapterSource, BackendError, BufferId, EncodeBatch, Op, Program, ProgramKind, StepBatch, WeightSource,
-    check_adapter, check_block_counts, check_encoder, check_sites,
+    check_adapter, check_encoder, check_sites,
 };
 
 use crate::arena::{Arena, Plan};
@@ -46,9 +46,10 @@ pub(crate) struct Model {
     reserved: u64,
     /// Memory of the KV cache.
     kv: Option<Arena>,
+    /// Cache of each KV group, all in the same memory.
     caches: Vec<Cache>,
-    /// Number of tokens in a block and number of blocks, by cache.
-    cache_sizes: Vec<(usize, usize)>,
+    /// Number of tokens in a block and number of blocks.
+    cache_size: (usize, usize),
     /// Numbers of sampled and pooled rows of the last step.
     last: (usize, usize),
     /// Buffer for hidden states.
@@ -98,7 +99,7 @@ impl Model {
             reserved: reserved(opened, program, &limits),
             kv: None,
             caches: Vec::new(),
-            cache_sizes: Vec::new(),
+            cache_size: (0, 0),
             last: (0, 0),
             hidden: Vec::new(),
             steps: (0, 0),
@@ -143,31 +144,24 @@ impl Model {
     }
 
     /// Allocates zeroed blocks.
-    pub(crate) fn allocate_kv(&mut self, blocks: &[usize]) -> Result<(), BackendError> {
+    pub(crate) fn allocate_kv(&mut self, blocks: usize) -> Result<(), BackendError> {
         let machine = &self.loaded.machine;
         let groups = &self.loaded.program.kv_groups;
-        check_block_counts(NAME, groups, blocks)?;
         let mut plan = Plan::default();
-        let sizes = groups.iter().zip(blocks).map(|(group, &blocks)| {
-            let block_elements = block_elements(group);
-            let bytes = block_elements.saturating_mul(machine.kv_element).saturating_mul(blocks as u64);
-            (plan.take(bytes), block_elements, blocks)
-        });
-        let sizes: Vec<_> = sizes.collect();
+        let block_elements = groups.iter().map(block_elements).max().unwrap_or(0);
+        let region = plan.take(block_elements.saturating_mul(machine.kv_element).saturating_mul(blocks as u64));
         if plan.bytes() > self.kv_bytes().saturating_add(SLACK) {
             return Err(BackendError::OutOfMemory { what: "the KV cache".into(), needed: plan.bytes() });
         }
         self.graphs.clear();
         self.caches.clear();
-        self.cache_sizes.clear();
+        self.cache_size = (0, 0);
         self.kv = None;
         let arena = Arena::new(&machine.gpu, plan.bytes(), "the KV cache")?;
-        for (region, block_elements, blocks) in sizes {
-            let address = arena.at(region);
-            machine.gpu.zero(address, region.bytes)?;
-            self.caches.push(Cache { address, block_elements, blocks });
-            self.cache_sizes.push((KV_BLOCK, blocks));
-        }
+        let address = arena.at(region);
+        machine.gpu.zero(address, region.bytes)?;
+        self.caches.resize(groups.len(), Cache { address, block_elements, blocks });
+        self.cache_size = (KV_BLOCK, blocks);
         self.kv = Some(arena);
         Ok(machine.gpu.synchronize()?)
     }
@@ -291,7 +285,7 @@ impl Model {
     pub(crate) fn forward(&mut self, batch: &StepBatch) -> Result<(), BackendError> {
         self.last = (0, 0);
         let memory = octavo_ops::Limits {
-            kv: &self.cache_sizes,
+            kv: self.cache_size,
             drawn: self.sampling.drawn(),
             media_rows: self.media.count(),
             adapters: self.adapters.as_ref().map_or(0, Adapters::slots),
@@ -370,8 +364,8 @@ impl Model {
         Ok(rows.flatten().map(|&word| f32::from_bits(word)).collect())
     }
 
-    pub(crate) fn copy_blocks(&mut self, group: usize, pairs: &[(u32, u32)]) -> Result<(), BackendError> {
-        let cache = *self.caches.get(group).ok_or_else(|| failed(format!("there is no KV group {group}")))?;
+    pub(crate) fn copy_blocks(&mut self, pairs: &[(u32, u32)]) -> Result<(), BackendError> {
+        let Some(&cache) = self.caches.first() else { return Ok(()) };
         let machine = &self.loaded.machine;
         let bytes = cache.block_elements * machine.kv_element;
         for &(from, to) in pairs {

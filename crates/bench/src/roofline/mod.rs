@@ -83,10 +83,10 @@ impl RooflineConfig {
         decodes.chain(self.prefill.iter().map(|&tokens| Step::Prefill { tokens }))
     }
 
-    /// Blocks that a step needs, the null block included.
-    pub fn blocks(&self, step: Step) -> usize {
+    /// Blocks that a step of a model with `groups` KV groups needs, the null block included.
+    pub fn blocks(&self, step: Step, groups: usize) -> usize {
         let (sequences, tokens) = step.extent();
-        1 + sequences * tokens.div_ceil(self.block_size.max(1))
+        1 + sequences * groups * tokens.div_ceil(self.block_size.max(1))
     }
 }
 
@@ -114,19 +114,19 @@ fn price(program: &Program, batches: &[StepBatch], elements: ElementBytes, bound
     (total, bound)
 }
 
-/// Measures steps on a backend that has the program loaded, and blocks of each KV group.
+/// Measures steps on a backend that has the program and the KV cache loaded.
 pub struct RooflineBench<'a> {
     backend: &'a mut dyn Backend,
     program: &'a Program,
     config: &'a RooflineConfig,
     bounds: &'a Bounds,
-    /// Blocks of a KV group.
+    /// Blocks of the KV cache.
     blocks: usize,
     sampled: Vec<SampledToken>,
 }
 
 impl<'a> RooflineBench<'a> {
-    /// A bench on a backend with `blocks` blocks of each KV group, which compares times with `bounds`.
+    /// A bench on a backend with `blocks` KV blocks, which compares times with `bounds`.
     pub fn new(
         backend: &'a mut dyn Backend,
         program: &'a Program,
@@ -144,7 +144,8 @@ impl<'a> RooflineBench<'a> {
     pub fn measure(&mut self, step: Step) -> Result<StepTime, BackendError> {
         let batches = self.batches(step);
         let (cost, bound) = price(self.program, &batches, self.backend.device_profile().elements, self.bounds);
-        let seconds = if self.config.blocks(step) <= self.blocks { Some(self.repeat(step, &batches)?) } else { None };
+        let needed = self.config.blocks(step, self.program.kv_groups.len());
+        let seconds = if needed <= self.blocks { Some(self.repeat(step, &batches)?) } else { None };
         Ok(StepTime { step, seconds, cost, bound })
     }
 
@@ -196,11 +197,9 @@ impl<'a> RooflineBench<'a> {
         let prompt = self.chunks(&layout, context);
         self.run(&prompt)?;
         for sequence in 1..sequences {
-            let pairs: Vec<_> =
-                (0..layout.blocks_each).map(|index| (layout.block(0, index), layout.block(sequence, index))).collect();
-            for group in 0..layout.groups {
-                self.backend.copy_blocks(group, &pairs)?;
-            }
+            let indices = 0..layout.groups * layout.blocks_each;
+            let pairs: Vec<_> = indices.map(|index| (layout.block(0, index), layout.block(sequence, index))).collect();
+            self.backend.copy_blocks(&pairs)?;
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use super::tests::{ids, read, request, tokens};
 use super::*;
 use crate::internals::ManualEngine;
 use crate::mock::{MockConfig, MockExecutor};
-use crate::{Constraint, Request, RequestEvent, SamplingParams, Speculation};
+use crate::{Constraint, KvKind, Request, RequestEvent, SamplingParams, Speculation};
 
 const SPECULATION: Speculation = Speculation { tokens: 4, lookup_min: 1, lookup_max: 3 };
 
@@ -78,7 +78,7 @@ fn mocks() -> Vec<MockConfig> {
     vec![
         MockConfig { script, ..small.clone() },
         MockConfig { tokens: 0..4, ..small.clone() },
-        MockConfig { tokens: 0..40, kv_groups: 2, max_in_flight: 2, ..small },
+        MockConfig { tokens: 0..40, kv_groups: vec![KvKind::Full, KvKind::Window(5)], max_in_flight: 2, ..small },
     ]
 }
 
@@ -95,7 +95,10 @@ fn drafts_change_no_token() {
                 true => EngineConfig { max_num_batched_tokens: 11, max_num_seqs: 5, ..config(speculation) },
             };
             // Tight memory preempts sequences.
-            let mock = MockConfig { blocks: if tight { 51 } else { 401 }, ..mock.clone() };
+            let mock = MockConfig {
+                blocks: if tight { 51 * mock.kv_groups.len() } else { 401 * mock.kv_groups.len() },
+                ..mock.clone()
+            };
             let plain = run(&mock, limits(None), &requests());
             let drafted = run(&mock, limits(Some(SPECULATION)), &requests());
             assert_eq!(plain.drafts, (0.0, 0.0));

@@ -10,7 +10,10 @@ mod command_tests;
 #[cfg(test)]
 mod draft_tests;
 #[cfg(test)]
+mod failure_tests;
+#[cfg(test)]
 mod image_tests;
+mod masks;
 #[cfg(test)]
 mod properties;
 #[cfg(test)]
@@ -28,13 +31,14 @@ use octavo_telemetry::{EngineMetrics, StepStats};
 use crate::clock::StepClock;
 use crate::engine::Shared;
 use crate::inbox::{Command, End, Mail, Reply};
+use crate::mask_filler::MaskFiller;
 use crate::scheduler::{ExecutorMemory, Scheduler, Share, StepRecord};
 use crate::sequence::{LastOutput, SequenceKey};
 use crate::stop::stop_reason;
 use crate::stream::Ending;
 use crate::{
-    EngineConfig, EngineState, Executor, ExecutorError, FinishReason, KvEventSink, StepId, StepMasks, StepOutput,
-    StepPlan, TokenOutput,
+    EngineConfig, EngineState, Executor, ExecutorError, FinishReason, KvEventSink, StepId, StepOutput, StepPlan,
+    TokenOutput,
 };
 
 /// Reason why the engine ended.
@@ -94,6 +98,7 @@ pub(crate) struct EngineLoop {
     mail: Mail,
     /// Readers to wake once the device is busy.
     wakers: Vec<Waker>,
+    masks: MaskFiller,
     spare_plans: Vec<StepPlan>,
     spare_records: Vec<StepRecord>,
 }
@@ -137,6 +142,7 @@ impl EngineLoop {
             frozen: false,
             idle_waiters: Vec::new(),
             mail: Mail::default(),
+            masks: MaskFiller::new(),
             spare_plans: Vec::with_capacity(depth + 1),
             spare_records: Vec::with_capacity(depth + 1),
         }
@@ -306,54 +312,6 @@ impl EngineLoop {
                 }
             }
         }
-    }
-
-    fn sample_unless_constrained(&mut self) -> Result<(), ExecutorError> {
-        match self.in_flight.back() {
-            Some(record) if record.masks() == 0 => self.sample_newest(),
-            _ => Ok(()),
-        }
-    }
-
-    /// Starts the sampling of the newest step unless it has been started. If rows are constrained, the tokens of the
-    /// step before must be known.
-    fn sample_newest(&mut self) -> Result<(), ExecutorError> {
-        let Some(mut record) = self.in_flight.pop_back() else { return Ok(()) };
-        if record.sampling {
-            self.in_flight.push_back(record);
-            return Ok(());
-        }
-        record.sampling = true;
-        let masks = self.fill_masks(&record);
-        match self.executor.sample(record.step, masks) {
-            Ok(()) => {
-                self.in_flight.push_back(record);
-                Ok(())
-            }
-            Err(error) => self.fail_step(record, error),
-        }
-    }
-
-    /// Fills the masks of a step's constrained rows. A sequence that has ended may draw any token.
-    fn fill_masks(&mut self, record: &StepRecord) -> StepMasks {
-        let rows = record.masks();
-        if rows == 0 {
-            return StepMasks::default();
-        }
-        let words = self.executor.vocab_size().div_ceil(32);
-        let mut bits = self.executor.spare_masks().bits;
-        bits.clear();
-        bits.resize(rows * words, u32::MAX);
-        let constrained = record.shares.iter().filter(|share| share.masks() > 0);
-        for (share, mask) in constrained.zip(bits.chunks_exact_mut(words.max(1))) {
-            if let Some(sequence) = self.scheduler.sequence_mut(share.key)
-                && let Some(constraint) = &mut sequence.constraint
-            {
-                constraint.fill_mask(mask);
-                sequence.unsatisfiable = mask.iter().all(|&word| word == 0);
-            }
-        }
-        StepMasks { words, bits }
     }
 
     /// Delivers the output of a completed step, row by row.

@@ -14,7 +14,7 @@ use crate::internals::ManualEngine;
 use crate::mock::{FailurePoint, MockConfig, MockExecutor, MockFailure};
 use crate::{
     Adapter, BlockHash, ClientId, Constraint, EngineConfig, FinishReason, ImageHash, ImageInput, ImageSpan, KvEvent,
-    KvEventSink, Logprobs, Pooling, PromptImage, RepetitionDetection, Request, RequestStream, SamplingParams,
+    KvEventSink, KvKind, Logprobs, Pooling, PromptImage, RepetitionDetection, Request, RequestStream, SamplingParams,
     SchedulingPolicy, Speculation, Task,
 };
 
@@ -197,7 +197,9 @@ fn failures() -> impl Strategy<Value = Vec<MockFailure>> {
 }
 
 fn mock() -> impl Strategy<Value = MockConfig> {
-    (1..6usize, 0..14usize, 0..3usize, 1..=2usize, failures(), (MOST_ROWS..30, any::<bool>(), 1..4usize)).prop_map(
+    let kind = prop_oneof![Just(KvKind::Full), (1..20usize).prop_map(KvKind::Window)];
+    let kv_groups = prop::collection::vec(kind, 0..4);
+    (1..6usize, 0..20usize, kv_groups, 1..=2usize, failures(), (MOST_ROWS..30, any::<bool>(), 1..4usize)).prop_map(
         |(block_size, spare, kv_groups, max_in_flight, failures, (media_rows, seen_whole, adapter_slots))| MockConfig {
             adapter_slots,
             media_rows,
@@ -205,7 +207,8 @@ fn mock() -> impl Strategy<Value = MockConfig> {
             vocab_size: VOCAB,
             tokens: 0..VOCAB as u32,
             block_size,
-            blocks: MAX_LEN.div_ceil(block_size) + 1 + spare,
+            // Those of one sequence are added when the size of steps is known.
+            blocks: 1 + spare,
             kv_groups,
             max_in_flight,
             failures,
@@ -388,7 +391,11 @@ fn together(engine: &mut ManualEngine, lives: &[Life]) -> (Vec<Seen>, Option<Exi
 
 /// A router's view of the prefix cache, built from events.
 #[derive(Clone, Default)]
-struct Router(Arc<Mutex<Known>>);
+struct Router {
+    known: Arc<Mutex<Known>>,
+    /// Whether no KV group sees all tokens.
+    only_windows: bool,
+}
 
 #[derive(Default)]
 struct Known {
@@ -402,12 +409,18 @@ struct Known {
 impl KvEventSink for Router {
     fn publish(&mut self, events: Vec<KvEvent>) {
         assert!(!events.is_empty(), "never nothing");
-        let mut known = self.0.lock().unwrap();
+        let mut known = self.known.lock().unwrap();
         for event in events {
             match event {
                 KvEvent::Stored { parent, hashes, tokens, block_size, .. } => {
-                    let mut chain = parent.map_or_else(Vec::new, |parent| known.ever[&parent].clone());
                     assert_eq!(tokens.len(), hashes.len() * block_size);
+                    // A window may have passed a parent before its tokens were known.
+                    let chain = parent.map_or(Some(Vec::new()), |parent| known.ever.get(&parent).cloned());
+                    let Some(mut chain) = chain else {
+                        assert!(self.only_windows);
+                        hashes.into_iter().for_each(|hash| assert!(known.blocks.insert(hash), "stored twice"));
+                        continue;
+                    };
                     for (hash, block) in hashes.into_iter().zip(tokens.chunks(block_size)) {
                         chain.extend(block);
                         assert!(known.blocks.insert(hash), "stored twice");
@@ -439,11 +452,13 @@ proptest! {
             config.max_num_batched_tokens = config.max_num_batched_tokens.max(room);
             lives.iter_mut().filter(|life| !life.images.is_empty()).for_each(Life::score_nothing);
         }
+        mock.blocks += mock.kv_cache_spec().blocks_for(MAX_LEN, config.max_num_batched_tokens);
         let telemetry = Telemetry::new(TelemetryConfig { model_name: "m".into(), engine: 0, max_model_len: MAX_LEN });
         let fails = !mock.failures.is_empty();
+        let only_windows = !mock.kv_groups.contains(&KvKind::Full);
         let executor = Box::new(MockExecutor::new(mock));
         let (counters, most_encoded) = (executor.counters(), config.max_num_encoder_tokens);
-        let router = Router::default();
+        let router = Router { only_windows, ..Router::default() };
         let sink = Box::new(router.clone());
         let mut engine = ManualEngine::with_events(executor, config, telemetry.engine(), Some(sink)).unwrap();
         let (mut seen, exit) = together(&mut engine, &lives);
@@ -467,7 +482,7 @@ proptest! {
 
         // Indexed blocks hold only tokens that a request received, never tokens that a step in flight was still to
         // sample.
-        for chain in router.0.lock().unwrap().ever.values() {
+        for chain in router.known.lock().unwrap().ever.values() {
             prop_assert!(whole.iter().any(|tokens| tokens.starts_with(chain)), "{chain:?} is nobody's");
         }
 

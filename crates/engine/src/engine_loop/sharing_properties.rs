@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::tests::{Rig, both_depths, ids, read, request, tokens};
 use crate::mock::{FailurePoint, MockConfig, MockFailure};
-use crate::{ClientId, EngineConfig, FinishReason, Request, SamplingParams, SchedulingPolicy};
+use crate::{ClientId, EngineConfig, FinishReason, KvKind, Request, SamplingParams, SchedulingPolicy};
 
 const BLOCK: usize = 16;
 
@@ -77,9 +77,14 @@ proptest! {
         common in 0..60u32,
         (depth, seats, budget) in (1..=2usize, 1..9usize, 20..200usize),
         policy in prop::sample::select(vec![SchedulingPolicy::Fcfs, SchedulingPolicy::Priority, SchedulingPolicy::Fair]),
+        kv_groups in prop::sample::select(vec![
+            vec![KvKind::Full],
+            vec![KvKind::Window(20)],
+            vec![KvKind::Window(40), KvKind::Full, KvKind::Window(7)],
+        ]),
         (max_step, threshold) in (prop::option::of((1..200_000u64).prop_map(Duration::from_nanos)), 0..40usize),
     ) {
-        let mock = MockConfig { max_in_flight: depth, ..MockConfig::default() };
+        let mock = MockConfig { max_in_flight: depth, kv_groups, ..MockConfig::default() };
         let config = EngineConfig {
             max_num_seqs: seats,
             max_num_batched_tokens: budget,

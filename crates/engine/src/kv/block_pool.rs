@@ -1,4 +1,4 @@
-//! The blocks of one KV group and their reference counts.
+//! The blocks and their reference counts.
 
 use super::{BlockId, BlockKey, NULL_BLOCK, PrefixIndex, TokenSpan};
 use crate::StepId;

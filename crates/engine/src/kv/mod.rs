@@ -2,148 +2,37 @@
 
 mod block_key;
 mod block_pool;
+mod check;
 mod events;
+mod layout;
 mod prefix_index;
+mod sequence_kv;
 #[cfg(test)]
 mod tests;
 mod tokens;
 
-use crate::{KvCacheSpec, StepId};
+use crate::{KvKind, StepId};
 use block_key::BlockKey;
 pub use block_key::ExtraKey;
 pub(crate) use block_key::{ChainKey, Extras};
 use block_pool::{BlockPool, UNFINISHED};
 use events::EventLog;
 pub use events::{BlockHash, KvEvent, KvEventSink};
+pub(crate) use layout::KvLayout;
 use prefix_index::PrefixIndex;
+pub(crate) use sequence_kv::SequenceKv;
 pub(crate) use tokens::{TokenHistory, TokenSpan};
 
-/// Index of a block in its group's memory.
+/// Index of a block.
 pub(crate) type BlockId = u32;
 
 /// The null block: never allocated, counted in no total, and used for padding.
 pub(crate) const NULL_BLOCK: BlockId = 0;
 
-/// A sequence's part of the KV cache.
-#[derive(Debug)]
-pub(crate) struct SequenceKv {
-    /// Block tables, one per KV group.
-    pub(crate) tables: Vec<Vec<BlockId>>,
-    /// Properties that are part of the keys of blocks.
-    extras: Extras,
-    /// Keys of the leading full blocks, computed on demand. They outlive the tables of a preempted sequence.
-    keys: Vec<ChainKey>,
-    /// Number of leading blocks that the plan of a step has added to the index, or would have if another block with
-    /// their content were not there.
-    published: usize,
-    /// Number of leading blocks that are in the index themselves.
-    indexed: usize,
-    /// Number of leading blocks of each table that the executor knows.
-    told: usize,
-}
-
-impl SequenceKv {
-    /// Creates the KV state without blocks. The caller's thread computes the keys of the prompt's full blocks here.
-    pub(crate) fn new(layout: &KvLayout, history: &TokenHistory, extras: Extras) -> Self {
-        let mut kv = Self {
-            tables: vec![Vec::new(); layout.groups],
-            extras,
-            keys: Vec::new(),
-            published: 0,
-            indexed: 0,
-            told: 0,
-        };
-        if layout.caching {
-            kv.extend_keys(layout, history, history.len() / layout.block_size);
-        }
-        kv
-    }
-
-    /// Returns the number of blocks of each table.
-    fn len(&self) -> usize {
-        self.tables.first().map_or(0, Vec::len)
-    }
-
-    /// Returns the number of blocks of each table that the executor knows, and counts all as known.
-    pub(crate) fn tell(&mut self) -> usize {
-        let known = self.told;
-        self.told = self.len();
-        known
-    }
-
-    /// Computes the keys of the first `blocks` blocks, which must be full, unless they are known.
-    fn extend_keys(&mut self, layout: &KvLayout, history: &TokenHistory, blocks: usize) {
-        if self.keys.len() >= blocks {
-            return;
-        }
-        self.keys.reserve(blocks - self.keys.len());
-        let mut parent = *self.keys.last().unwrap_or(&layout.root);
-        for block in self.keys.len()..blocks {
-            let extra = self.extras.of_block(block, layout.block_size);
-            parent = parent.child(layout.block_tokens(history, block), extra);
-            self.keys.push(parent);
-        }
-    }
-
-    /// Reserves memory for the tables and keys of a sequence of `tokens` tokens, so that its steps allocate nothing.
-    pub(crate) fn reserve(&mut self, layout: &KvLayout, tokens: usize) {
-        let blocks = layout.blocks_for(tokens);
-        for table in &mut self.tables {
-            table.reserve(blocks.saturating_sub(table.len()));
-        }
-        if layout.caching {
-            self.keys.reserve(blocks.saturating_sub(self.keys.len()));
-        }
-    }
-}
-
-/// Properties of the KV cache that are needed to prepare a sequence.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct KvLayout {
-    /// Number of tokens in a block; unused without groups.
-    block_size: usize,
-    groups: usize,
-    /// Whether full blocks are indexed and looked up.
-    caching: bool,
-    /// Parent key of every sequence's first block.
-    root: ChainKey,
-}
-
-impl KvLayout {
-    pub(crate) fn new(spec: &KvCacheSpec, enable_prefix_caching: bool) -> Self {
-        let groups = spec.groups.len();
-        let root = ChainKey::root(block_key::DEFAULT_SEED);
-        Self { block_size: spec.block_size.max(1), groups, caching: enable_prefix_caching && groups > 0, root }
-    }
-
-    /// Returns the layout with keys that begin with `seed`.
-    pub(crate) fn seeded(self, seed: Option<&str>) -> Self {
-        Self { root: seed.map_or(self.root, ChainKey::root), ..self }
-    }
-
-    /// Returns whether prefixes are looked up.
-    pub(crate) fn caching(&self) -> bool {
-        self.caching
-    }
-
-    /// Returns the number of tokens that the index stores of a block.
-    fn indexed_tokens(&self) -> usize {
-        if self.caching { self.block_size } else { 0 }
-    }
-
-    fn blocks_for(&self, tokens: usize) -> usize {
-        tokens.div_ceil(self.block_size)
-    }
-
-    fn block_tokens<'a>(&self, history: &'a TokenHistory, block: usize) -> TokenSpan<'a> {
-        history.span(block * self.block_size..(block + 1) * self.block_size)
-    }
-}
-
-/// The blocks of all KV groups. A model may have one group, several or none.
+/// The blocks, which all KV groups share. A model may have one group, several or none.
 pub(crate) struct KvCache {
     layout: KvLayout,
-    pools: Vec<BlockPool>,
+    pool: BlockPool,
     /// Step being planned.
     step: StepId,
     /// Number of changes by which more blocks can be had.
@@ -151,10 +40,9 @@ pub(crate) struct KvCache {
     /// Number of lookups of at least one block.
     #[cfg(test)]
     pub(crate) lookups: usize,
-    /// Blocks that the last [`KvCache::lookup`] found, by group.
+    /// Blocks that the last [`KvCache::lookup`] found, by group; the null block where a group has none, or needs none.
     found: Vec<Vec<BlockId>>,
-    /// Changes of the first group's blocks, if they are recorded. One group stands for all, because a prefix is found
-    /// only where all groups have it.
+    /// Changes of the blocks of one group, if they are recorded.
     events: Option<EventLog>,
 }
 
@@ -170,16 +58,19 @@ pub(crate) struct Hit {
 }
 
 impl KvCache {
-    pub(crate) fn new(spec: &KvCacheSpec, layout: KvLayout) -> Self {
+    /// Creates a cache of `blocks` free blocks, including the null block.
+    pub(crate) fn new(blocks: usize, layout: KvLayout) -> Self {
+        let groups = layout.kinds().len();
+        let blocks = if groups == 0 { 0 } else { blocks };
         Self {
-            layout,
             events: None,
             step: 0,
             gains: 0,
             #[cfg(test)]
             lookups: 0,
-            pools: spec.groups.iter().map(|group| BlockPool::new(group.blocks, layout.indexed_tokens())).collect(),
-            found: spec.groups.iter().map(|group| Vec::with_capacity(group.blocks)).collect(),
+            pool: BlockPool::new(blocks, layout.indexed_tokens()),
+            found: (0..groups).map(|_| Vec::with_capacity(blocks)).collect(),
+            layout,
         }
     }
 
@@ -197,20 +88,19 @@ impl KvCache {
         self.events.as_mut().map(EventLog::take).unwrap_or_default()
     }
 
-    /// Returns the number of blocks in use over all groups.
+    /// Returns the number of blocks in use.
     pub(crate) fn used(&self) -> usize {
-        self.pools.iter().map(|pool| pool.total() - pool.free()).sum()
+        self.pool.total() - self.pool.free()
     }
 
-    /// Returns the used share, 0 to 1, of the fullest group, which runs out first.
+    /// Returns the used share, 0 to 1.
     pub(crate) fn usage(&self) -> f64 {
-        let share = |pool: &BlockPool| 1.0 - pool.free() as f64 / pool.total().max(1) as f64;
-        self.pools.iter().map(share).fold(0.0, f64::max)
+        self.used() as f64 / self.pool.total().max(1) as f64
     }
 
-    /// Returns whether some group has no free block, so that nothing can be admitted.
+    /// Returns whether there are too few free blocks for any further sequence.
     pub(crate) fn exhausted(&self) -> bool {
-        self.pools.iter().any(|pool| pool.free() == 0)
+        self.pool.free() < self.layout.kinds().len()
     }
 
     /// Begins the plan of a step.
@@ -218,37 +108,66 @@ impl KvCache {
         self.step = step;
     }
 
-    /// Finds the blocks after those of a sequence that every group holds, up to position `most`. At least one token is
-    /// left to compute, because its logits are needed.
+    /// Finds the longest prefix that goes on after the blocks of a sequence, up to position `most`, and that every group can
+    /// serve. At least one token is left to compute, because its logits are needed.
     pub(crate) fn lookup(&mut self, kv: &mut SequenceKv, history: &TokenHistory, most: usize) -> Hit {
         #[cfg(test)]
         {
             self.lookups += usize::from(history.len() > (kv.len() + 1) * self.layout.block_size);
         }
-        let Self { layout, pools, found, step, .. } = self;
         let held = kv.len();
         let most = most.min(history.len() - 1);
-        let mut blocks = if layout.caching { (most / layout.block_size).max(held) } else { held };
-        if blocks > held {
-            kv.extend_keys(layout, history, blocks);
+        let end = if self.layout.caching { (most / self.layout.block_size).max(held) } else { held };
+        if end > held {
+            kv.extend_keys(&self.layout, history, end);
         }
-        let mut ready = blocks;
-        for (group, (pool, found)) in pools.iter().zip(&mut *found).enumerate() {
-            found.clear();
-            for block in held..blocks {
-                let key = BlockKey { chain: kv.keys[block], group: group as u32 };
-                let Some(id) = pool.find(&key, layout.block_tokens(history, block)) else { break };
-                let writer = pool.writer(id);
-                if writer == UNFINISHED || (writer == *step && writer > 0) {
-                    ready = ready.min(block);
-                }
-                found.push(id);
+        let end = self.find_all(kv, history, (held, end));
+        let all = self.longest(held, end, |_| true);
+        let ready = self.longest(held, all, |id| {
+            let writer = self.pool.writer(id);
+            writer != UNFINISHED && (writer != self.step || writer == 0)
+        });
+        for (kind, found) in self.layout.kinds().iter().zip(&mut self.found) {
+            found.truncate(ready - held);
+            let first = self.layout.first_block(*kind, ready * self.layout.block_size);
+            found.iter_mut().take(first.saturating_sub(held)).for_each(|id| *id = NULL_BLOCK);
+        }
+        Hit { blocks: ready - held, tokens: ready * self.layout.block_size, awaited: ready < all }
+    }
+
+    /// Finds the blocks of a prefix from index `held` on. The result is the end of what groups that see all tokens have.
+    fn find_all(&mut self, kv: &SequenceKv, history: &TokenHistory, (held, mut end): (usize, usize)) -> usize {
+        let Self { layout, pool, found, .. } = self;
+        let find = |group: usize, block: usize| {
+            let key = BlockKey { chain: kv.keys[block], group: group as u32 };
+            pool.find(&key, layout.block_tokens(history, block))
+        };
+        let sees_all = |group: &usize| layout.kinds()[*group] == KvKind::Full;
+        let groups = 0..found.len();
+        for group in groups.clone().filter(sees_all) {
+            found[group].clear();
+            found[group].extend((held..end).map_while(|block| find(group, block)));
+            end = held + found[group].len();
+        }
+        for group in groups.filter(|group| !sees_all(group)) {
+            found[group].clear();
+            found[group].extend((held..end).map(|block| find(group, block).unwrap_or(NULL_BLOCK)));
+        }
+        end
+    }
+
+    /// Returns the end of the longest prefix up to block `end` for which every group has found what a continuation sees.
+    fn longest(&self, held: usize, mut end: usize, usable: impl Fn(BlockId) -> bool) -> usize {
+        loop {
+            let before = end;
+            for (kind, found) in self.layout.kinds().iter().zip(&self.found) {
+                let is_there = |block: usize| found[block - held] != NULL_BLOCK && usable(found[block - held]);
+                end = self.layout.longest(*kind, held..end, is_there);
             }
-            blocks = held + found.len();
+            if end == before {
+                return end;
+            }
         }
-        let ready = ready.min(blocks);
-        found.iter_mut().for_each(|found| found.truncate(ready - held));
-        Hit { blocks: ready - held, tokens: ready * layout.block_size, awaited: ready < blocks }
     }
 
     /// Returns the number of tokens that the blocks of a sequence hold.
@@ -259,16 +178,24 @@ impl KvCache {
     /// Returns whether a sequence of `tokens` tokens fits once the hit is attached, beside `reserved` blocks and a share of
     /// all blocks.
     pub(crate) fn fits(&self, hit: Hit, tokens: usize, reserved: usize, share: f64) -> bool {
-        let need = self.layout.blocks_for(tokens) - hit.blocks + reserved;
-        self.pools.iter().zip(&self.found).all(|(pool, found)| {
-            let revived = found.iter().filter(|&&id| pool.is_free(id)).count();
-            pool.free() - revived >= need + (share * pool.total() as f64) as usize
-        })
+        let missing = |(kind, found): (&KvKind, &Vec<BlockId>)| {
+            let held = found.iter().filter(|id| **id != NULL_BLOCK).count();
+            self.layout.missing(*kind, tokens, hit.blocks, held)
+        };
+        let need = self.layout.kinds().iter().zip(&self.found).map(missing).sum::<usize>() + reserved;
+        let found = self.found.iter().flatten().filter(|id| **id != NULL_BLOCK);
+        let revived = found.filter(|id| self.pool.is_free(**id)).count();
+        self.pool.free() - revived >= need + (share * self.pool.total() as f64) as usize
     }
 
-    /// Returns the number of blocks that a sequence lacks for `tokens` tokens, in each group.
+    /// Returns the number of blocks that a sequence still needs for `tokens` tokens, in all groups.
     pub(crate) fn missing(&self, kv: &SequenceKv, tokens: usize) -> usize {
-        if self.pools.is_empty() { 0 } else { self.layout.blocks_for(tokens).saturating_sub(kv.len()) }
+        let (layout, len) = (&self.layout, kv.len());
+        let missing = |kind: &KvKind| {
+            let passed = layout.first_block(*kind, kv.position).min(len);
+            layout.missing(*kind, tokens, len, len - passed)
+        };
+        layout.kinds().iter().map(missing).sum()
     }
 
     /// Returns a number that changes whenever more blocks can be had: some were released or are shared.
@@ -276,35 +203,36 @@ impl KvCache {
         self.gains
     }
 
-    /// Appends the hit of the last lookup to a sequence's tables.
+    /// Appends the hit of the last lookup to a sequence's tables. Windows pass what a continuation does not see.
     pub(crate) fn attach(&mut self, kv: &mut SequenceKv, hit: Hit) {
         let held = kv.len();
         self.gains += 1;
-        for ((pool, found), table) in self.pools.iter_mut().zip(&self.found).zip(&mut kv.tables) {
+        for (found, table) in self.found.iter().zip(&mut kv.tables) {
             debug_assert!(table.len() == held && found.len() == hit.blocks);
-            found.iter().for_each(|&id| pool.attach(id));
+            found.iter().filter(|id| **id != NULL_BLOCK).for_each(|&id| self.pool.attach(id));
             table.extend_from_slice(found);
         }
         kv.published = kv.published.max(held + hit.blocks);
         if kv.indexed == held {
             kv.indexed = held + hit.blocks;
         }
+        self.pass(kv, hit.tokens);
     }
 
-    /// Extends the tables to cover `tokens` tokens. Returns `false` and changes nothing if some group has too few free
-    /// blocks.
+    /// Extends the tables to cover `tokens` tokens. Returns `false` and changes nothing if there are too few free blocks.
     #[must_use]
     pub(crate) fn grow(&mut self, kv: &mut SequenceKv, tokens: usize) -> bool {
         let need = self.layout.blocks_for(tokens);
-        let short = |(pool, table): (&BlockPool, &Vec<BlockId>)| pool.free() < need.saturating_sub(table.len());
-        if self.pools.iter().zip(&kv.tables).any(short) {
+        if self.pool.free() < need.saturating_sub(kv.len()) * kv.tables.len() {
             return false;
         }
-        for (group, (pool, table)) in self.pools.iter_mut().zip(&mut kv.tables).enumerate() {
+        for table in &mut kv.tables {
             while table.len() < need {
-                let Some((id, dropped)) = pool.allocate() else { return false };
+                let Some((id, dropped)) = self.pool.allocate() else { return false };
                 table.push(id);
-                if let (0, Some(key), Some(events)) = (group, dropped, &mut self.events) {
+                if let (Some(key), Some(events)) = (dropped, &mut self.events)
+                    && key.group == self.layout.told_group()
+                {
                     events.removed(key.chain);
                 }
             }
@@ -312,20 +240,31 @@ impl KvCache {
         true
     }
 
-    /// Returns whether a sequence can be extended to `tokens` tokens and at least `spare` blocks of each group stay free.
-    pub(crate) fn has_room(&self, kv: &SequenceKv, tokens: usize, spare: usize) -> bool {
-        let missing = self.missing(kv, tokens);
-        self.pools.iter().all(|pool| pool.free() >= missing + spare)
+    /// Returns whether a sequence can be extended to `tokens` tokens while `others` sequences can get a block for each
+    /// group.
+    pub(crate) fn has_room(&self, kv: &SequenceKv, tokens: usize, others: usize) -> bool {
+        self.pool.free() >= self.missing(kv, tokens) + others * self.layout.kinds().len()
+    }
+
+    /// Releases the blocks of a sequence that no token from `position` on sees.
+    pub(crate) fn pass(&mut self, kv: &mut SequenceKv, position: usize) {
+        if position <= kv.position {
+            return;
+        }
+        for (kind, table) in self.layout.kinds().iter().zip(&mut kv.tables) {
+            let [first, end] = [kv.position, position].map(|position| self.layout.first_block(*kind, position));
+            for id in table.iter_mut().take(end).skip(first).filter(|id| **id != NULL_BLOCK) {
+                self.pool.release(std::mem::replace(id, NULL_BLOCK));
+                self.gains += 1;
+            }
+        }
+        kv.position = position;
     }
 
     /// Releases the blocks of a sequence after those of its first `tokens` tokens.
     pub(crate) fn shrink(&mut self, kv: &mut SequenceKv, tokens: usize) {
-        let blocks = self.layout.blocks_for(tokens);
-        for (pool, table) in self.pools.iter_mut().zip(&mut kv.tables) {
-            table.drain(blocks.min(table.len())..).rev().for_each(|id| pool.release(id));
-        }
+        kv.truncate(self.layout.blocks_for(tokens), |id| self.pool.release(id));
         self.gains += 1;
-        kv.told = kv.told.min(blocks);
     }
 
     /// Indexes the blocks of the first `tokens` tokens, which the step being planned completes, so that later steps can
@@ -337,7 +276,7 @@ impl KvCache {
             return;
         }
         kv.extend_keys(&self.layout, history, touched);
-        for group in 0..self.pools.len() {
+        for group in 0..kv.tables.len() {
             for block in kv.published..touched {
                 let writer = if block < full { self.step } else { UNFINISHED };
                 self.index(kv, history, (group, block), writer);
@@ -354,12 +293,12 @@ impl KvCache {
             return;
         }
         kv.extend_keys(&self.layout, history, full);
-        for group in 0..self.pools.len() {
+        for group in 0..kv.tables.len() {
             for block in kv.indexed..full {
                 let id = kv.tables[group][block];
                 let key = BlockKey { chain: kv.keys[block], group: group as u32 };
-                let pool = &mut self.pools[group];
-                if pool.is_indexed(id) {
+                let pool = &mut self.pool;
+                if id == NULL_BLOCK || pool.is_indexed(id) {
                     continue;
                 }
                 match pool.find(&key, self.layout.block_tokens(history, block)) {
@@ -391,7 +330,8 @@ impl KvCache {
             return false;
         }
         let tokens = self.layout.block_tokens(history, last);
-        for (group, (pool, found)) in self.pools.iter().zip(&mut self.found).enumerate() {
+        for (group, found) in self.found.iter_mut().enumerate() {
+            let pool = &self.pool;
             let other = pool.find(&BlockKey { chain: kv.keys[last], group: group as u32 }, tokens);
             let other =
                 other.filter(|&id| id != kv.tables[group][last] && ![UNFINISHED, self.step].contains(&pool.writer(id)));
@@ -399,10 +339,10 @@ impl KvCache {
             found.clear();
             found.push(other);
         }
-        for ((pool, found), table) in self.pools.iter_mut().zip(&self.found).zip(&mut kv.tables) {
+        for (found, table) in self.found.iter().zip(&mut kv.tables) {
             self.gains += 1;
-            pool.attach(found[0]);
-            pool.release(std::mem::replace(&mut table[last], found[0]));
+            self.pool.attach(found[0]);
+            self.pool.release(std::mem::replace(&mut table[last], found[0]));
         }
         kv.published = kv.published.max(kv.len());
         kv.told = kv.told.min(last);
@@ -412,14 +352,16 @@ impl KvCache {
     /// Adds a block of a sequence to a group's index unless another one has its content. `writer` is the step that
     /// completes it, or 0 if it is in memory.
     fn index(&mut self, kv: &SequenceKv, history: &TokenHistory, (group, block): (usize, usize), writer: StepId) {
-        let (pool, id) = (&mut self.pools[group], kv.tables[group][block]);
+        let (pool, id) = (&mut self.pool, kv.tables[group][block]);
         let tokens = self.layout.block_tokens(history, block);
+        let key = BlockKey { chain: kv.keys[block], group: group as u32 };
         if pool.is_indexed(id) {
             pool.set_writer(id, writer);
-        } else if !pool.index(id, BlockKey { chain: kv.keys[block], group: group as u32 }, tokens, writer) {
+        } else if id == NULL_BLOCK || !pool.index(id, key, tokens, writer) {
             return;
         }
-        if let (0, Some(events)) = (group, &mut self.events)
+        if let Some(events) = &mut self.events
+            && key.group == self.layout.told_group()
             && writer != UNFINISHED
         {
             events.stored(block, &kv.keys, tokens, kv.extras.of_block(block, self.layout.block_size));
@@ -428,11 +370,9 @@ impl KvCache {
 
     /// Removes the blocks of a sequence from the index that the step being planned was to write.
     pub(crate) fn unpublish(&mut self, kv: &SequenceKv) {
-        for (group, table) in kv.tables.iter().enumerate() {
-            for &id in table {
-                if self.pools[group].writer(id) == self.step {
-                    self.withdraw(group, id);
-                }
+        for id in kv.blocks() {
+            if self.pool.writer(id) == self.step {
+                self.withdraw(id);
             }
         }
     }
@@ -440,34 +380,29 @@ impl KvCache {
     /// Removes the blocks from the index that a failed step and later ones were to write. Those of later steps are
     /// indexed again when their steps have completed.
     pub(crate) fn withdraw_since(&mut self, step: StepId) {
-        for group in 0..self.pools.len() {
-            for id in self.pools[group].written_since(step) {
-                self.withdraw(group, id);
-            }
+        for id in self.pool.written_since(step) {
+            self.withdraw(id);
         }
     }
 
-    fn withdraw(&mut self, group: usize, id: BlockId) {
-        let finished = self.pools[group].writer(id) != UNFINISHED;
-        let key = self.pools[group].withdraw(id);
-        if let (0, Some(key), Some(events), true) = (group, key, &mut self.events, finished) {
+    fn withdraw(&mut self, id: BlockId) {
+        let finished = self.pool.writer(id) != UNFINISHED;
+        let key = self.pool.withdraw(id).filter(|key| finished && key.group == self.layout.told_group());
+        if let (Some(key), Some(events)) = (key, &mut self.events) {
             events.removed(key.chain);
         }
     }
 
     /// Returns whether a sequence holds an indexed block that a step writes.
     pub(crate) fn reads_from(&self, kv: &SequenceKv, step: StepId) -> bool {
-        let blocks = self.pools.iter().zip(&kv.tables);
-        blocks.into_iter().any(|(pool, table)| table.iter().any(|&id| pool.writer(id) == step))
+        kv.blocks().any(|id| self.pool.writer(id) == step)
     }
 
-    /// Releases all blocks, the last first, so that a prefix that others may share is evicted after its continuation.
+    /// Releases all blocks.
     pub(crate) fn release(&mut self, kv: &mut SequenceKv) {
         self.gains += 1;
-        for (pool, table) in self.pools.iter_mut().zip(&mut kv.tables) {
-            table.drain(..).rev().for_each(|id| pool.release(id));
-        }
-        (kv.published, kv.indexed, kv.told) = (0, 0, 0);
+        kv.truncate(0, |id| self.pool.release(id));
+        kv.reset();
     }
 
     /// Removes every block from the index. Returns `false` and changes nothing if a block is used.
@@ -475,53 +410,12 @@ impl KvCache {
         if self.used() > 0 {
             return false;
         }
-        for (group, pool) in self.pools.iter_mut().enumerate() {
-            pool.forget(|key| {
-                if let (0, Some(events)) = (group, &mut self.events) {
-                    events.removed(key.chain);
-                }
-            });
-        }
+        let told = self.layout.told_group();
+        self.pool.forget(|key| {
+            if let Some(events) = self.events.as_mut().filter(|_| key.group == told) {
+                events.removed(key.chain);
+            }
+        });
         true
-    }
-
-    /// Checks that every block is in exactly one state and that the sequences' tables match the pools' reference
-    /// counts. `references` is a buffer for the counts.
-    pub(crate) fn check<'a>(
-        &self,
-        sequences: impl Iterator<Item = &'a SequenceKv> + Clone,
-        references: &mut Vec<u32>,
-    ) -> Result<(), String> {
-        for (group, pool) in self.pools.iter().enumerate() {
-            references.clear();
-            references.resize(pool.total() + 1, 0);
-            for &id in sequences.clone().flat_map(|kv| &kv.tables[group]) {
-                references[id as usize] += 1;
-            }
-            pool.check(references).map_err(|error| format!("KV group {group}: {error}"))?;
-        }
-        Ok(())
-    }
-
-    /// Checks that a sequence's tables cover its `submitted` tokens and no block more, and that it holds what can be
-    /// found of the blocks whose tokens are all `retired`.
-    pub(crate) fn check_sequence(&self, kv: &SequenceKv, submitted: usize, retired: usize) -> Result<(), String> {
-        let blocks = self.layout.blocks_for(submitted);
-        if let Some(table) = kv.tables.iter().find(|table| table.len() != blocks) {
-            return Err(format!("{} blocks for {submitted} tokens", table.len()));
-        }
-        if kv.published * self.layout.block_size > submitted || kv.indexed > kv.published {
-            return Err(format!("{} blocks published, {submitted} tokens submitted", kv.published));
-        }
-        if !self.layout.caching {
-            return Ok(());
-        }
-        let full = (retired / self.layout.block_size).max(kv.indexed);
-        for (pool, table) in self.pools.iter().zip(&kv.tables) {
-            if let Some(id) = table[..full].iter().find(|&&id| !pool.is_indexed(id)) {
-                return Err(format!("block {id} of {retired} retired tokens cannot be found"));
-            }
-        }
-        Ok(())
     }
 }

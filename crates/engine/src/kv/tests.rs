@@ -3,11 +3,16 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{ImageHash, ImageInput, ImageSpan, KvGroupSpec, PromptImage};
+use crate::{ImageHash, ImageInput, ImageSpan, KvCacheSpec, KvGroupSpec, PromptImage};
 
-fn spec(block_size: usize, blocks: &[usize]) -> KvCacheSpec {
-    let group = |&blocks: &usize| KvGroupSpec { layers: 1, block_bytes: 1, blocks, window: None };
-    KvCacheSpec { block_size, groups: blocks.iter().map(group).collect() }
+fn spec(block_size: usize, blocks: usize, kinds: &[KvKind]) -> KvCacheSpec {
+    let groups = kinds.iter().map(|&kind| KvGroupSpec { layers: 1, kind }).collect();
+    KvCacheSpec { block_size, block_bytes: 1, blocks, groups }
+}
+
+/// Returns a cache with one group that sees all tokens.
+fn full(block_size: usize, blocks: usize) -> KvCache {
+    caching(&spec(block_size, blocks, &[KvKind::Full]))
 }
 
 fn salted(salt: Option<&str>) -> Extras {
@@ -15,7 +20,7 @@ fn salted(salt: Option<&str>) -> Extras {
 }
 
 fn caching(spec: &KvCacheSpec) -> KvCache {
-    KvCache::new(spec, KvLayout::new(spec, true))
+    KvCache::new(spec.blocks, KvLayout::new(spec, true))
 }
 
 /// A sequence that is looked up, gets blocks for all its tokens and is computed at once.
@@ -48,7 +53,7 @@ impl Holder {
 }
 
 fn free_list(cache: &KvCache) -> Vec<BlockId> {
-    cache.pools[0].free_list().collect()
+    cache.pool.free_list().collect()
 }
 
 fn tokens(from: u32, count: u32) -> Vec<u32> {
@@ -58,7 +63,7 @@ fn tokens(from: u32, count: u32) -> Vec<u32> {
 /// Reproduces vLLM's `test_evict`, with 10 usable blocks of 16 tokens.
 #[test]
 fn freed_blocks_queue_as_in_vllm_evict() {
-    let mut cache = caching(&spec(16, &[11]));
+    let mut cache = full(16, 11);
     let mut a = Holder::new(&mut cache, &tokens(0, 5 * 16 + 7), None);
     assert_eq!(a.blocks(), [1, 2, 3, 4, 5, 6]);
     let mut b = Holder::new(&mut cache, &tokens(1000, 3 * 16), None);
@@ -77,7 +82,7 @@ fn freed_blocks_queue_as_in_vllm_evict() {
 /// Reproduces vLLM's `test_prefill`: shared blocks are freed with their last holder.
 #[test]
 fn freed_blocks_queue_as_in_vllm_prefill() {
-    let mut cache = caching(&spec(16, &[11]));
+    let mut cache = full(16, 11);
     let common = tokens(0, 48);
     let with = |unique: u32, count: u32| [common.as_slice(), &tokens(unique, count)].concat();
     let mut a = Holder::new(&mut cache, &with(3000, 7), None);
@@ -97,7 +102,7 @@ fn freed_blocks_queue_as_in_vllm_prefill() {
 
 #[test]
 fn a_full_hit_leaves_the_last_block_to_compute() {
-    let mut cache = caching(&spec(4, &[20]));
+    let mut cache = full(4, 20);
     let _a = Holder::new(&mut cache, &tokens(0, 12), None);
     for (prompt, hit) in [(12, 8), (13, 12), (9, 8), (8, 4), (5, 4), (4, 0), (1, 0)] {
         assert_eq!(Holder::hit(&mut cache, &tokens(0, prompt), None), hit, "prompt of {prompt}");
@@ -106,7 +111,7 @@ fn a_full_hit_leaves_the_last_block_to_compute() {
 
 #[test]
 fn the_salt_separates_entries() {
-    let mut cache = caching(&spec(4, &[20]));
+    let mut cache = full(4, 20);
     let _a = Holder::new(&mut cache, &tokens(0, 9), Some("a"));
     assert_eq!(Holder::hit(&mut cache, &tokens(0, 9), Some("a")), 8);
     assert_eq!(Holder::hit(&mut cache, &tokens(0, 9), Some("b")), 0);
@@ -114,28 +119,90 @@ fn the_salt_separates_entries() {
 }
 
 #[test]
-fn a_hit_is_the_minimum_over_groups() {
-    let mut cache = caching(&spec(4, &[20, 6]));
-    let mut a = Holder::new(&mut cache, &tokens(0, 17), None);
-    assert_eq!(a.kv.tables[1], [1, 2, 3, 4, 5]);
-    cache.release(&mut a.kv);
-    assert_eq!(Holder::hit(&mut cache, &tokens(0, 17), None), 16);
-    // Two blocks of another request evict two of the smaller group: the partial block 5, then the chain's last block 4.
-    let _b = Holder::new(&mut cache, &tokens(500, 8), None);
-    assert_eq!(Holder::hit(&mut cache, &tokens(0, 17), None), 12);
-}
-
-#[test]
 fn growth_is_all_or_nothing() {
-    let mut cache = caching(&spec(4, &[20, 4]));
+    let mut cache = caching(&spec(4, 8, &[KvKind::Full; 2]));
     let history = TokenHistory::new(tokens(0, 30).into());
     let mut kv = SequenceKv::new(cache.layout(), &history, Extras::default());
     assert!(cache.grow(&mut kv, 9));
-    assert!(!cache.grow(&mut kv, 13), "the second group has 3 blocks");
-    assert_eq!(kv.tables, [[1, 2, 3], [1, 2, 3]]);
-    assert!((cache.usage() - 1.0).abs() < 1e-12, "the fullest group counts");
-    assert_eq!(cache.used(), 6);
+    assert!(!cache.grow(&mut kv, 13), "one block is left for two groups");
+    assert_eq!(kv.tables, [[1, 2, 3], [4, 5, 6]]);
+    assert!(cache.exhausted());
+    assert_eq!((cache.used(), cache.usage()), (6, 6.0 / 7.0));
     cache.check([&kv].into_iter(), &mut Vec::new()).unwrap();
+}
+
+/// Four tokens to a block, and a window of five: with a token that begins a block, the block before is seen.
+const HYBRID: [KvKind; 2] = [KvKind::Full, KvKind::Window(5)];
+
+#[test]
+fn blocks_behind_a_window_are_free_and_can_be_found() {
+    let mut cache = caching(&spec(4, 20, &HYBRID));
+    let mut a = Holder::new(&mut cache, &tokens(0, 17), None);
+    assert_eq!(a.kv.tables, [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]]);
+    cache.pass(&mut a.kv, 15);
+    assert_eq!(a.kv.tables[1], [0, 0, 8, 9, 10], "the token at 15 sees those from 11 on");
+    cache.pass(&mut a.kv, 16);
+    assert_eq!(a.kv.tables[1], [0, 0, 0, 9, 10]);
+    assert_eq!((cache.used(), &free_list(&cache)[8..]), (7, &[19, 6, 7, 8][..]));
+    assert_eq!(Holder::hit(&mut cache, &tokens(0, 17), None), 16);
+    let b = Holder::new(&mut cache, &tokens(0, 12), None);
+    // A continuation at 8 does not see the first block. The third is computed again and makes way for the one that is found.
+    assert_eq!(b.kv.tables, [[1, 2, 3], [0, 7, 8]]);
+    cache.check([&a.kv, &b.kv].into_iter(), &mut Vec::new()).unwrap();
+    cache.check_sequence(&a.kv, 17, 17).unwrap();
+    cache.check_sequence(&b.kv, 12, 12).unwrap();
+}
+
+#[test]
+fn a_hit_is_the_longest_that_every_group_can_serve() {
+    let mut cache = caching(&spec(4, 12, &HYBRID));
+    let mut a = Holder::new(&mut cache, &tokens(0, 20), None);
+    cache.pass(&mut a.kv, 20);
+    // The blocks 6 to 9 are free, 10 is held. Another sequence evicts the first two of them.
+    assert_eq!((a.kv.tables[1].as_slice(), free_list(&cache)), (&[0, 0, 0, 0, 10][..], vec![11, 6, 7, 8, 9]));
+    let mut b = Holder::new(&mut cache, &tokens(500, 4), None);
+    assert_eq!(b.kv.tables, [[11], [6]]);
+    assert_eq!(Holder::hit(&mut cache, &tokens(0, 21), None), 20, "the last block is enough");
+    assert_eq!(Holder::hit(&mut cache, &tokens(0, 7), None), 0, "the first is gone");
+    assert_eq!(Holder::hit(&mut cache, &tokens(0, 9), None), 8);
+    cache.release(&mut b.kv);
+    let _c = Holder::new(&mut cache, &tokens(900, 8), None);
+    assert_eq!(Holder::hit(&mut cache, &tokens(0, 13), None), 0, "no other prefix can be served");
+    assert_eq!(Holder::hit(&mut cache, &tokens(0, 21), None), 20);
+}
+
+#[test]
+fn a_sequence_needs_no_more_blocks_than_its_windows_hold() {
+    let spec = spec(4, 100, &[KvKind::Window(10), KvKind::Full]);
+    let mut cache = KvCache::new(spec.blocks, KvLayout { step: 6, ..KvLayout::new(&spec, true) });
+    let history = TokenHistory::new(tokens(0, 60).into());
+    let mut kv = SequenceKv::new(cache.layout(), &history, Extras::default());
+    let hit = cache.lookup(&mut kv, &history, usize::MAX);
+    // Fifteen tokens of windows and a step lie in five blocks.
+    assert_eq!((spec.blocks_for(60, 6), cache.missing(&kv, 60)), (5 + 15, 5 + 15));
+    assert!(cache.fits(hit, 60, 79, 0.0) && !cache.fits(hit, 60, 80, 0.0));
+    let mut most = 0;
+    for end in (6..=60).step_by(6) {
+        cache.pass(&mut kv, end - 6);
+        let missing = cache.missing(&kv, 60);
+        assert!(cache.grow(&mut kv, end));
+        assert!(cache.used() + cache.missing(&kv, 60) <= 20, "{missing} blocks were missing");
+        most = most.max(cache.used() - end.div_ceil(4));
+    }
+    assert_eq!((most, cache.missing(&kv, 60)), (5, 0));
+}
+
+#[test]
+fn the_longest_sequence_that_fits_needs_all_blocks() {
+    let fits = |blocks, kinds: &[KvKind]| spec(4, blocks, kinds).longest_sequence(6);
+    assert_eq!(fits(10, &[KvKind::Full]), 36);
+    assert_eq!(fits(10, &[KvKind::Full; 2]), 16);
+    assert_eq!(fits(10, &[KvKind::Full, KvKind::Window(9)]), 16, "each group has four blocks");
+    assert_eq!(fits(21, &[KvKind::Full, KvKind::Window(9)]), 60, "the window has five");
+    assert_eq!(fits(6, &[KvKind::Window(9)]), usize::MAX);
+    assert_eq!(fits(5, &[KvKind::Window(9)]), 16);
+    assert_eq!(fits(1, &[KvKind::Full]), 0);
+    assert_eq!(fits(1, &[]), usize::MAX);
 }
 
 #[test]
@@ -149,7 +216,7 @@ fn without_groups_everything_fits_and_nothing_is_found() {
 
 #[test]
 fn generated_blocks_are_found_too() {
-    let mut cache = caching(&spec(4, &[20]));
+    let mut cache = full(4, 20);
     let mut a = Holder::new(&mut cache, &tokens(0, 6), None);
     a.history.output.extend([6, 7, 8, 9, 10]);
     assert!(cache.grow(&mut a.kv, 10));
@@ -159,7 +226,7 @@ fn generated_blocks_are_found_too() {
 
 #[test]
 fn switched_off_nothing_is_kept() {
-    let mut cache = KvCache::new(&spec(4, &[6]), KvLayout::new(&spec(4, &[6]), false));
+    let mut cache = KvCache::new(6, KvLayout::new(&spec(4, 6, &[KvKind::Full]), false));
     let mut a = Holder::new(&mut cache, &tokens(0, 8), None);
     cache.release(&mut a.kv);
     assert_eq!(free_list(&cache), [1, 2, 3, 4, 5], "the last block first, all at the head");
@@ -172,29 +239,35 @@ type Content = (bool, Vec<u32>);
 #[derive(Clone, Debug)]
 enum Act {
     Start { family: u32, len: usize, salt: bool },
-    Extend { holder: usize, tokens: usize },
+    Extend { holder: usize, tokens: usize, passes: bool },
     End { holder: usize },
 }
 
 fn acts() -> impl Strategy<Value = Vec<Act>> {
     let act = prop_oneof![
         3 => (0..3u32, 1..30usize, any::<bool>()).prop_map(|(family, len, salt)| Act::Start { family, len, salt }),
-        3 => (0..8usize, 1..9usize).prop_map(|(holder, tokens)| Act::Extend { holder, tokens }),
+        3 => (0..8usize, 1..9usize, any::<bool>())
+            .prop_map(|(holder, tokens, passes)| Act::Extend { holder, tokens, passes }),
         2 => (0..8usize).prop_map(|holder| Act::End { holder }),
     ];
     prop::collection::vec(act, 1..60)
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+fn kinds() -> impl Strategy<Value = Vec<KvKind>> {
+    prop::collection::vec(prop_oneof![Just(KvKind::Full), (1..16usize).prop_map(KvKind::Window)], 1..4)
+}
 
-    /// Checks random sequences of operations: the pools stay consistent, and a found block holds the requested tokens.
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    /// Checks random sequences of operations: the pool stays consistent, a found block holds the requested tokens, and no
+    /// longer prefix could be served.
     #[test]
-    fn blocks_come_and_go(acts in acts(), sizes in prop::collection::vec(2..24usize, 1..3), block_size in 1..6usize) {
-        let mut cache = caching(&spec(block_size, &sizes));
+    fn blocks_come_and_go(acts in acts(), blocks in 2..60usize, kinds in kinds(), block_size in 1..6usize) {
+        let mut cache = caching(&spec(block_size, blocks, &kinds));
         let mut holders: Vec<Holder> = Vec::new();
-        // The whole prefix that each block was last filled with, by group and block.
-        let mut filled: Vec<Vec<Option<Content>>> = sizes.iter().map(|&n| vec![None; n]).collect();
+        // The group and the whole prefix that each block was last filled with.
+        let mut filled: Vec<Option<(usize, Content)>> = vec![None; blocks];
         for act in acts {
             match act {
                 Act::Start { family, len, salt } => {
@@ -203,22 +276,36 @@ proptest! {
                     let mut kv = SequenceKv::new(cache.layout(), &history, salted(salt.then_some("salt")));
                     let hit = cache.lookup(&mut kv, &history, usize::MAX);
                     prop_assert!(hit.tokens < len && hit.tokens.is_multiple_of(block_size));
-                    for (group, found) in cache.found.iter().enumerate() {
+                    for (group, (found, kind)) in cache.found.iter().zip(&kinds).enumerate() {
                         for (block, &id) in found.iter().enumerate() {
-                            let expected = (salt, history.prompt[..(block + 1) * block_size].to_vec());
-                            prop_assert_eq!(filled[group][id as usize].as_ref(), Some(&expected));
+                            let seen = (block + 1) * block_size > kind.first_seen(hit.tokens);
+                            prop_assert_eq!(id != NULL_BLOCK, seen);
+                            let content = (salt, history.prompt[..(block + 1) * block_size].to_vec());
+                            prop_assert!(!seen || filled[id as usize] == Some((group, content)));
                         }
                     }
+                    let serves = |tokens: usize| (0..kinds.len()).all(|group| {
+                        let first = kinds[group].first_seen(tokens) / block_size;
+                        (first..tokens / block_size).all(|block| {
+                            let key = BlockKey { chain: kv.keys[block], group: group as u32 };
+                            cache.pool.find(&key, cache.layout.block_tokens(&history, block)).is_some()
+                        })
+                    });
+                    let longest = (0..len).step_by(block_size).rev().find(|&tokens| serves(tokens));
+                    prop_assert_eq!(longest, Some(hit.tokens));
                     if cache.fits(hit, len, 0, 0.0) {
                         cache.attach(&mut kv, hit);
                         prop_assert!(cache.grow(&mut kv, len));
                         holders.push(Holder { history, kv });
                     }
                 }
-                Act::Extend { holder, tokens } if !holders.is_empty() => {
+                Act::Extend { holder, tokens, passes } if !holders.is_empty() => {
                     let at = holder % holders.len();
                     let Holder { history, kv } = &mut holders[at];
                     let len = history.len() as u32;
+                    if passes {
+                        cache.pass(kv, history.len());
+                    }
                     if cache.grow(kv, history.len() + tokens) {
                         history.output.extend(len..len + tokens as u32);
                     }
@@ -234,12 +321,15 @@ proptest! {
                 for (group, table) in kv.tables.iter().enumerate() {
                     for block in kv.indexed..history.len() / block_size {
                         let prefix = history.span(0..(block + 1) * block_size).iter().collect();
-                        filled[group][table[block] as usize] = Some((salt, prefix));
+                        filled[table[block] as usize] = Some((group, (salt, prefix)));
                     }
                 }
                 cache.commit(kv, history, history.len());
             }
             prop_assert_eq!(cache.check(holders.iter().map(|h| &h.kv), &mut Vec::new()), Ok(()));
+            for Holder { history, kv } in &holders {
+                prop_assert_eq!(cache.check_sequence(kv, history.len(), history.len()), Ok(()));
+            }
         }
         for holder in &mut holders {
             cache.release(&mut holder.kv);
@@ -254,7 +344,7 @@ fn hashes(cache: &KvCache, history: &TokenHistory) -> Vec<BlockHash> {
 
 #[test]
 fn events_tell_what_can_be_found() {
-    let mut cache = caching(&spec(4, &[6]));
+    let mut cache = full(4, 6);
     cache.record_events();
     let prompt = tokens(0, 10);
     let mut first = Holder::new(&mut cache, &prompt, None);
@@ -312,7 +402,7 @@ fn image(id: u8, start: u32, tokens: u32) -> PromptImage {
 
 #[test]
 fn an_image_is_part_of_the_keys_of_its_blocks_and_of_later_ones() {
-    let mut cache = caching(&spec(4, &[20]));
+    let mut cache = full(4, 20);
     cache.record_events();
     let prompt = [7; 16];
     let history = TokenHistory::new(prompt.as_slice().into());
@@ -342,7 +432,7 @@ fn an_image_is_part_of_the_keys_of_its_blocks_and_of_later_ones() {
 
 #[test]
 fn a_salt_is_told_with_the_first_block_of_a_sequence() {
-    let mut cache = caching(&spec(2, &[9]));
+    let mut cache = full(2, 9);
     cache.record_events();
     let mut holder = Holder::new(&mut cache, &[1, 2, 3], Some("s"));
     holder.history.output.push(4);
@@ -353,7 +443,7 @@ fn a_salt_is_told_with_the_first_block_of_a_sequence() {
 
 #[test]
 fn a_block_computed_twice_makes_way_for_the_one_that_is_found() {
-    let mut cache = caching(&spec(4, &[20]));
+    let mut cache = full(4, 20);
     let history = TokenHistory::new(tokens(0, 9).into());
     let mut sequences = [(), ()].map(|()| SequenceKv::new(cache.layout(), &history, Extras::default()));
     for kv in &mut sequences {
@@ -373,7 +463,7 @@ fn a_block_computed_twice_makes_way_for_the_one_that_is_found() {
 
 #[test]
 fn a_published_block_is_found_by_later_steps_once_it_is_complete() {
-    let mut cache = caching(&spec(4, &[20]));
+    let mut cache = full(4, 20);
     cache.record_events();
     let history = TokenHistory::new(tokens(0, 12).into());
     let mut kv = SequenceKv::new(cache.layout(), &history, Extras::default());

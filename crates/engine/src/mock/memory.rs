@@ -1,11 +1,12 @@
 //! Fake KV blocks.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::MockConfig;
 use crate::{
-    AdapterChange, AdapterSlot, ImageInput, Joined, PlannedImage, PlannedSequence, PromptImage, SamplingParams, Seat,
-    StepPlan, TableChange,
+    AdapterChange, AdapterSlot, ImageInput, Joined, KvKind, PassedBlocks, PlannedImage, PlannedSequence, PromptImage,
+    SamplingParams, Seat, StepPlan, TableChange,
 };
 
 /// The state before the first token.
@@ -80,10 +81,11 @@ impl Occupant {
     }
 }
 
-/// The blocks of every KV group, and the seats.
+/// The blocks, which the KV groups share, and the seats.
 pub(super) struct Memory {
     block_size: usize,
-    groups: Vec<Vec<Cell>>,
+    kinds: Vec<KvKind>,
+    cells: Vec<Cell>,
     /// Rows of the media cache.
     media: Vec<u32>,
     seats: Vec<Option<Occupant>>,
@@ -95,10 +97,10 @@ pub(super) struct Memory {
 
 impl Memory {
     pub(super) fn new(config: &MockConfig) -> Self {
-        let cells = vec![Cell { content: u32::MAX, state: 0 }; config.blocks * config.block_size];
         Self {
             block_size: config.block_size,
-            groups: vec![cells; config.kv_groups],
+            kinds: config.kv_groups.clone(),
+            cells: vec![Cell { content: u32::MAX, state: 0 }; config.blocks * config.block_size],
             media: vec![0; config.media_rows],
             seats: Vec::new(),
             adapters: vec![None; config.adapter_slots],
@@ -130,7 +132,7 @@ impl Memory {
         let seat = joined.seat as usize;
         if self.seats.len() <= seat {
             self.seats.resize_with(seat + 1, || None);
-            self.tables.resize(seat + 1, vec![Vec::new(); self.groups.len()]);
+            self.tables.resize(seat + 1, vec![Vec::new(); self.kinds.len()]);
         }
         self.tables[seat].iter_mut().for_each(Vec::clear);
         if self.seats[seat].is_some() {
@@ -167,6 +169,16 @@ impl Memory {
         let blocks = blocks.ok_or_else(|| format!("seat {seat} changes from block {start} on, of {known}"))?;
         table.truncate(start as usize);
         table.extend_from_slice(blocks);
+        Ok(())
+    }
+
+    /// Takes blocks out of a table that no token to come sees.
+    pub(super) fn pass(&mut self, passed: &PassedBlocks) -> Result<(), String> {
+        let PassedBlocks { seat, group, blocks } = passed;
+        let table = self.tables.get_mut(*seat as usize).and_then(|tables| tables.get_mut(*group as usize));
+        let entries = table.and_then(|table| table.get_mut(blocks.start as usize..blocks.end as usize));
+        let entries = entries.ok_or_else(|| format!("seat {seat} passes the blocks {blocks:?} of KV group {group}"))?;
+        entries.fill(0);
         Ok(())
     }
 
@@ -238,18 +250,18 @@ impl Memory {
         }
     }
 
-    /// Returns the state after `position`, read from the blocks. Every group must have the same. Without groups, it is
-    /// computed from the sequence's tokens.
-    pub(super) fn read(&self, seat: Seat, position: usize) -> Result<u64, String> {
+    /// Returns the state after `position` as the token at `reader` sees it, read from the blocks. Every group that sees it must
+    /// have the same. If there is none, it is computed from the sequence's tokens.
+    pub(super) fn read(&self, seat: Seat, position: usize, reader: usize) -> Result<u64, String> {
         let occupant = self.occupant(seat)?;
-        if self.groups.is_empty() {
-            return Ok(state_after(&occupant.contents[..=position]));
-        }
-        let mut states = self.groups.iter().zip(&self.tables[seat as usize]).map(|(cells, table)| {
+        let tables = self.kinds.iter().zip(&self.tables[seat as usize]);
+        let seen = tables.filter(|(kind, _)| kind.first_seen(reader) <= position);
+        let mut states = seen.map(|(_, table)| {
             let index = self.cell_index(table, position)?;
-            cells.get(index).map(|cell| cell.state).ok_or_else(|| format!("position {position}: no such block"))
+            self.cells.get(index).map(|cell| cell.state).ok_or_else(|| format!("position {position}: no such block"))
         });
-        let first = states.next().unwrap_or(Ok(EMPTY))?;
+        let Some(first) = states.next() else { return Ok(state_after(&occupant.contents[..=position])) };
+        let first = first?;
         for state in states {
             if state? != first {
                 return Err(format!("position {position} of seat {seat} differs between KV groups"));
@@ -268,12 +280,11 @@ impl Memory {
         if position > known {
             return Err(format!("seat {seat} jumps to position {position} with {known} tokens known"));
         }
-        let before = if position == 0 { EMPTY } else { self.read(seat, position - 1)? };
+        let before = if position == 0 { EMPTY } else { self.read(seat, position - 1, position)? };
         let state = extend(before, content);
-        for group in 0..self.groups.len() {
+        for group in 0..self.kinds.len() {
             let index = self.cell_index(&self.tables[seat as usize][group], position)?;
-            let cell =
-                self.groups[group].get_mut(index).ok_or_else(|| format!("position {position}: no such block"))?;
+            let cell = self.cells.get_mut(index).ok_or_else(|| format!("position {position}: no such block"))?;
             *cell = Cell { content, state };
         }
         if let Some(occupant) = &mut self.seats[seat as usize] {
@@ -294,15 +305,22 @@ impl Memory {
         Ok(())
     }
 
-    /// Checks that every position below `end` holds the sequence's own token, in the state that its predecessors lead
-    /// to.
-    pub(super) fn verify(&self, seat: Seat, end: usize) -> Result<(), String> {
+    /// Checks that every position that a step's tokens see holds the sequence's own token, in the state that its predecessors
+    /// lead to, and that no group holds a block that they do not see.
+    pub(super) fn verify(&self, seat: Seat, step: Range<usize>) -> Result<(), String> {
         let occupant = self.occupant(seat)?;
-        for (group, (cells, table)) in self.groups.iter().zip(&self.tables[seat as usize]).enumerate() {
+        for (group, (kind, table)) in self.kinds.iter().zip(&self.tables[seat as usize]).enumerate() {
+            let first = kind.first_seen(step.start);
+            if table.iter().take(first / self.block_size).any(|&block| block != 0) {
+                return Err(format!("seat {seat}, KV group {group}: a block before position {first} is held"));
+            }
             let mut state = EMPTY;
-            for (position, &content) in occupant.contents[..end].iter().enumerate() {
+            for (position, &content) in occupant.contents[..step.end].iter().enumerate() {
                 state = extend(state, content);
-                let cell = cells[self.cell_index(table, position)?];
+                if position < first {
+                    continue;
+                }
+                let cell = self.cells[self.cell_index(table, position)?];
                 if cell.content != content || cell.state != state {
                     let found = cell.content;
                     return Err(format!(

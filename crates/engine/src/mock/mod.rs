@@ -18,8 +18,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use crate::{
-    Executor, ExecutorError, ImageSpec, InputToken, KvCacheSpec, KvGroupSpec, Logprobs, PlannedRow, PlannedSequence,
-    PromptImage, RowKind, SamplingParams, StepCost, StepId, StepMasks, StepOutput, StepPlan, StepWork, TokenOutput,
+    Executor, ExecutorError, ImageSpec, InputToken, KvCacheSpec, KvGroupSpec, KvKind, Logprobs, PlannedRow,
+    PlannedSequence, PromptImage, RowKind, SamplingParams, StepCost, StepId, StepMasks, StepOutput, StepPlan, StepWork,
+    TokenOutput,
 };
 use memory::{Memory, Occupant};
 
@@ -36,10 +37,10 @@ pub struct MockConfig {
     pub eos_after: Option<u32>,
     /// Number of tokens in a block.
     pub block_size: usize,
-    /// Number of blocks of a KV group, including the null block.
+    /// Number of blocks, including the null block, which the KV groups share.
     pub blocks: usize,
-    /// Number of KV groups; may be 0.
-    pub kv_groups: usize,
+    /// Kinds of the KV groups; there may be none.
+    pub kv_groups: Vec<KvKind>,
     /// Number of tokens of encoded images that are kept; 0 if the model takes no images. A token has 2 × 2 patches of a
     /// byte.
     pub media_rows: usize,
@@ -72,7 +73,7 @@ impl Default for MockConfig {
             eos_after: None,
             block_size: 16,
             blocks: 4097,
-            kv_groups: 1,
+            kv_groups: vec![KvKind::Full],
             media_rows: 0,
             seen_whole: false,
             adapter_slots: 0,
@@ -194,11 +195,9 @@ fn broken(message: String) -> ExecutorError {
 impl MockExecutor {
     /// Creates an executor with empty memory.
     pub fn new(config: MockConfig) -> Self {
-        let group = KvGroupSpec { layers: 1, block_bytes: 1, blocks: config.blocks, window: None };
-        let spec = KvCacheSpec { block_size: config.block_size, groups: vec![group; config.kv_groups] };
         Self {
             memory: Memory::new(&config),
-            spec,
+            spec: config.kv_cache_spec(),
             config,
             in_flight: VecDeque::new(),
             drawn: Vec::new(),
@@ -243,7 +242,7 @@ impl MockExecutor {
             self.memory.check_whole(sequence.seat, end).map_err(broken)?;
         }
         if self.config.verify {
-            self.memory.verify(sequence.seat, end).map_err(broken)?;
+            self.memory.verify(sequence.seat, sequence.first_position as usize..end).map_err(broken)?;
         }
         Ok(())
     }
@@ -270,7 +269,7 @@ fn output(
     if offset as usize >= sequence.tokens.len() {
         return Err(outside());
     }
-    let state = memory.read(seat, row.position as usize)?;
+    let state = memory.read(seat, row.position as usize, row.position as usize)?;
     let Occupant { params, prompt, .. } = memory.occupant(seat)?;
     Ok(match row.kind {
         RowKind::Pool => RowOutput::Vector(token::embedding(config, state)),
@@ -347,6 +346,9 @@ impl Executor for MockExecutor {
         for change in &plan.tables {
             self.memory.change_table(change, &plan.blocks).map_err(broken)?;
         }
+        for passed in &plan.passed {
+            self.memory.pass(passed).map_err(broken)?;
+        }
         for planned in &plan.encode {
             self.memory.encode(planned).map_err(broken)?;
         }
@@ -375,7 +377,7 @@ impl Executor for MockExecutor {
         let Some(newest) = self.in_flight.back_mut() else { return Ok(()) };
         newest.sampled = true;
         self.drawn.clear();
-        let mut spare = masks.bits.chunks_exact(masks.words.max(1));
+        let mut spare = masks.rows.iter().map(Vec::as_slice);
         // The token that the row before drew, if it counts, and the first draft of a seat that does not.
         let (mut before, mut failed) = (None, None);
         for row in &newest.plan.rows {
@@ -429,6 +431,12 @@ impl Executor for MockExecutor {
 }
 
 impl MockConfig {
+    /// Returns the division of its KV cache.
+    pub fn kv_cache_spec(&self) -> KvCacheSpec {
+        let groups = self.kv_groups.iter().map(|&kind| KvGroupSpec { layers: 1, kind }).collect();
+        KvCacheSpec { block_size: self.block_size, block_bytes: 1, blocks: self.blocks, groups }
+    }
+
     /// Returns a prompt as the mock sees it, with the encoder's output in place of tokens of images.
     /// [`MockConfig::expected_output`] and [`MockConfig::expected_embedding`] take it instead of the prompt.
     pub fn with_images(&self, prompt: &[u32], images: &[PromptImage]) -> Vec<u32> {

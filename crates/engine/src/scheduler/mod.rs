@@ -20,6 +20,8 @@ mod share;
 mod sharing_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod window_tests;
 mod write_plan;
 
 use std::sync::Arc;
@@ -99,10 +101,7 @@ impl Scheduler {
             images: ImageCache::new(rows, seen_whole),
             adapters: AdapterSlots::new(adapters),
             adapters_changed: false,
-            kv: KvCache::new(
-                spec,
-                KvLayout::new(spec, config.enable_prefix_caching).seeded(config.prefix_seed.as_deref()),
-            ),
+            kv: KvCache::new(spec.blocks, KvLayout::of(spec, &config)),
             sequences: SequenceTable::default(),
             waiting: WaitingQueue::new(config.policy),
             running: Vec::with_capacity(seats),
@@ -274,6 +273,7 @@ impl Scheduler {
     /// Chooses the sequences of a step.
     fn choose(&mut self, clock: Option<&StepClock>) {
         self.chosen.clear();
+        self.pass_windows();
         let mut budget = Budget {
             tokens: self.config.max_num_batched_tokens,
             scores: self.scored_rows,
@@ -305,6 +305,19 @@ impl Scheduler {
         for key in self.deferred.drain(..) {
             if let Some(sequence) = self.sequences.get(key) {
                 self.waiting.push(key, sequence);
+            }
+        }
+    }
+
+    /// Releases the blocks of running sequences that are behind the windows of all tokens to come. Steps in flight may still
+    /// read them: the next owner of a block writes later.
+    fn pass_windows(&mut self) {
+        if !self.kv.layout().has_windows() {
+            return;
+        }
+        for key in &self.running {
+            if let Some(sequence) = self.sequences.get_mut(*key) {
+                self.kv.pass(&mut sequence.kv, sequence.submitted);
             }
         }
     }
@@ -464,6 +477,7 @@ impl Scheduler {
                 return true;
             }
             sequence.skip_to(covered);
+            self.kv.pass(&mut sequence.kv, covered);
         }
         let hit = self.kv.lookup(&mut sequence.kv, &sequence.history, most);
         if hit.blocks > 0 {

@@ -5,7 +5,9 @@ use super::ExecutorMemory;
 use super::*;
 use crate::inbox::Inbox;
 use crate::kv::{Extras, SequenceKv, TokenHistory};
-use crate::{Adapter, InputToken, KvGroupSpec, PlannedRow, Request, RowKind, SamplingParams, TableChange, stream};
+use crate::{
+    Adapter, InputToken, KvGroupSpec, KvKind, PlannedRow, Request, RowKind, SamplingParams, TableChange, stream,
+};
 
 /// A scheduler whose steps complete at once unless a test delays them.
 pub(super) struct Rig {
@@ -28,8 +30,13 @@ pub(super) fn config() -> EngineConfig {
 impl Rig {
     /// Creates a scheduler with `blocks` usable blocks of 4 tokens.
     pub(super) fn new(config: EngineConfig, blocks: usize) -> Self {
-        let group = KvGroupSpec { layers: 1, block_bytes: 1, blocks: blocks + 1, window: None };
-        let spec = KvCacheSpec { block_size: 4, groups: vec![group] };
+        Self::with_groups(config, blocks, &[KvKind::Full])
+    }
+
+    /// Creates a scheduler with KV groups that share `blocks` usable blocks of 4 tokens.
+    pub(super) fn with_groups(config: EngineConfig, blocks: usize, kinds: &[KvKind]) -> Self {
+        let groups = kinds.iter().map(|&kind| KvGroupSpec { layers: 1, kind }).collect();
+        let spec = KvCacheSpec { block_size: 4, block_bytes: 1, blocks: blocks + 1, groups };
         Self {
             inbox: Arc::new(Inbox::new(&config)),
             scheduler: Scheduler::new(

@@ -3,8 +3,11 @@
 use std::iter::repeat;
 
 use super::{Scheduler, Share, StepRecord};
+use crate::kv::KvLayout;
 use crate::sequence::{Residence, Sequence};
-use crate::{InputToken, Joined, PlannedRow, PlannedSequence, RowKind, Seat, StepId, StepPlan, TableChange};
+use crate::{
+    InputToken, Joined, PassedBlocks, PlannedRow, PlannedSequence, RowKind, Seat, StepId, StepPlan, TableChange,
+};
 
 impl Scheduler {
     /// Writes the chosen shares and counts their tokens as submitted.
@@ -43,7 +46,7 @@ impl Scheduler {
                 injected: injected..plan.injected.len(),
             });
             write_tokens(plan, sequence, first, end);
-            write_tables(plan, sequence, seat);
+            write_tables(plan, sequence, seat, self.kv.layout());
             if let Some(drafter) = &mut sequence.drafter {
                 drafter.truncate(share.rows.drafts());
             }
@@ -73,10 +76,14 @@ fn joined(sequence: &Sequence, seat: Seat) -> Joined {
     }
 }
 
-/// Writes the blocks of a sequence that the executor does not know.
-fn write_tables(plan: &mut StepPlan, sequence: &mut Sequence, seat: Seat) {
-    let start = sequence.kv.tell();
-    for (group, table) in (0..).zip(&sequence.kv.tables) {
+/// Writes the blocks of a sequence that the executor does not know, and those that it no longer needs to know.
+fn write_tables(plan: &mut StepPlan, sequence: &mut Sequence, seat: Seat, layout: &KvLayout) {
+    let (start, before) = sequence.kv.tell();
+    for (group, (table, kind)) in (0..).zip(sequence.kv.tables.iter().zip(layout.kinds())) {
+        let [first, end] = [before, sequence.kv.position()].map(|position| layout.first_block(*kind, position));
+        if first < end.min(start) {
+            plan.passed.push(PassedBlocks { seat, group, blocks: first as u32..end.min(start) as u32 });
+        }
         let blocks = plan.blocks.len()..plan.blocks.len() + table.len() - start;
         if !blocks.is_empty() {
             plan.blocks.extend_from_slice(&table[start..]);

@@ -443,13 +443,25 @@ pub(super) fn part(
     Ok(WeightPart { tensor, rows, storage, slab: None })
 }
 
-/// Declares one KV group for each distinct window. Returns group and index within it, by layer.
+/// Declares the KV groups: layers with the same window. Returns group and index within it, by layer.
+///
+/// The groups share blocks of one size. Layers with a window that are many times as many as the others, or as few, are
+/// therefore divided into groups of the others' size.
 fn kv_groups(builder: &mut ProgramBuilder, checkpoint: &Checkpoint) -> Result<Vec<(usize, usize)>, ModelError> {
     let layers = &checkpoint.config().layers;
+    let mut counts: Vec<(Option<usize>, usize)> = Vec::new();
+    for window in layers.iter().map(|layer| layer.attention.window) {
+        match counts.iter_mut().find(|(known, _)| *known == window) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((window, 1)),
+        }
+    }
+    let size = layers_of_a_group(counts.iter().map(|(_, count)| *count));
     let mut groups: Vec<KvGroup> = Vec::new();
     let mut place = Vec::with_capacity(layers.len());
     for (layer, &AttentionConfig { heads, window, .. }) in layers.iter().map(|layer| &layer.attention).enumerate() {
-        let group = groups.iter().position(|g| g.window == window).unwrap_or_else(|| {
+        let has_room = |group: &KvGroup| group.window == window && group.layers.len() < size;
+        let group = groups.iter().position(has_room).unwrap_or_else(|| {
             groups.push(KvGroup { layers: Vec::new(), scales: Vec::new(), window });
             groups.len() - 1
         });
@@ -464,6 +476,14 @@ fn kv_groups(builder: &mut ProgramBuilder, checkpoint: &Checkpoint) -> Result<Ve
         builder.kv_group(group);
     }
     Ok(place)
+}
+
+/// Returns the number of layers of a KV group, if there are these numbers of layers with each window: the largest with which
+/// groups of none waste more than a sixth of the memory of its layers.
+fn layers_of_a_group(counts: impl Iterator<Item = usize> + Clone) -> usize {
+    let wastes = |count: usize, size: usize| 6 * (count.next_multiple_of(size) - count) > count;
+    let fits = |&size: &usize| !counts.clone().any(|count| wastes(count, size));
+    (1..=counts.clone().max().unwrap_or(1)).rev().find(fits).unwrap_or(1)
 }
 
 /// Reads the divisors of the rotary frequencies that a GGUF file has in place of a scaling scheme.
@@ -491,5 +511,20 @@ fn rope_factors(checkpoint: &Checkpoint) -> Result<Option<Vec<f32>>, ModelError>
     match factors.iter().all(|f| f.is_finite() && *f > 0.0) {
         true => Ok(Some(factors)),
         false => Err(invalid("its values must be above 0").into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kv_groups_are_large_and_waste_little() {
+        let of = |counts: &[usize]| layers_of_a_group(counts.iter().copied());
+        assert_eq!([of(&[]), of(&[1]), of(&[28]), of(&[13, 13])], [1, 1, 28, 13]);
+        // Gemma 3: 270M, 1B, 4B, 12B and 27B.
+        let gemma = [[15, 3], [22, 4], [29, 5], [40, 8], [52, 10]];
+        assert_eq!(gemma.map(|counts| of(&counts)), [3, 4, 5, 8, 10]);
+        assert_eq!(of(&[3, 25]), 1, "no larger groups of both");
     }
 }

@@ -7,12 +7,15 @@ use octavo_backend_cuda::{CudaBackend, CudaConfig, testing};
 use octavo_models::{
     Checkpoint, EncodedImage, ImageGrid, ImagePositions, ImageSpan, Programs, VisionConfig, build_programs,
 };
+use octavo_ops::testing::in_each_group;
 use octavo_ops::{Backend, BlockTables, Channel, EncodeBatch, InjectMode, InjectedRow, Op, StepBatch};
 use safetensors::SafeTensors;
 
 use crate::support::{checkpoint, instruction_sets, relative_difference, testdata, words};
 
 const BLOCK: usize = 16;
+/// Number of blocks of each KV group.
+const BLOCKS: usize = 16;
 /// Number of rows of the media cache.
 const MEDIA: usize = 48;
 /// Maximum difference from PyTorch's results, relative to the largest: both sides compute in f32, but PyTorch computes
@@ -130,7 +133,7 @@ impl Session {
         }
         backend.load(&decoder, checkpoint, &mut |_| {}).unwrap();
         backend.load_encoder(&encoder.unwrap(), checkpoint, &mut |_| {}).unwrap();
-        backend.allocate_kv(BLOCK, &vec![16; decoder.kv_groups.len()]).unwrap();
+        backend.allocate_kv(BLOCK, 1 + BLOCKS * decoder.kv_groups.len()).unwrap();
         backend.allocate_media(MEDIA).unwrap();
         let (streams, has_spans) = (decoder.position_streams(), decoder.has_spans());
         Self {
@@ -216,14 +219,14 @@ impl Session {
             };
             let injected = spans.iter().enumerate().flat_map(media);
             let injected = injected.map(|(token, row)| InjectedRow { row: token - start as u32, media: stored[row] });
-            let batch = StepBatch {
+            let mut batch = StepBatch {
                 token_ids: case.ids[start..end].to_vec(),
                 positions: (0..self.streams)
                     .flat_map(|axis| (start..end).map(move |i| (axis, i)))
                     .map(|(axis, i)| at(i)[axis])
                     .collect(),
-                slot_mapping: vec![(start..end).map(slot).collect(); self.groups],
-                block_tables: vec![BlockTables::from_iter([table.clone()]); self.groups],
+                slot_mapping: vec![(start..end).map(slot).collect()],
+                block_tables: vec![BlockTables::from_iter([table.clone()])],
                 query_start: vec![0, (end - start) as u32],
                 seq_lens: vec![end as u32],
                 sampled_rows: (0..(end - start) as u32).collect(),
@@ -232,6 +235,7 @@ impl Session {
                 seen_ends: if self.has_spans { (start..end).map(seen_end).collect() } else { vec![] },
                 ..StepBatch::default()
             };
+            in_each_group(&mut batch, self.groups, BLOCKS, BLOCK);
             self.backend.forward(&batch).unwrap();
             logits.extend(self.backend.logits().unwrap());
             start = end;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use octavo_backend_candle::CandleBackend;
 use octavo_backend_cpu::{CpuBackend, CpuConfig, Isa};
 use octavo_models::{Checkpoint, build_program};
+use octavo_ops::testing::in_each_group;
 use octavo_ops::{AdapterSource, Backend, BlockTables, Op, Program, StepBatch, WeightSource};
 use safetensors::SafeTensors;
 
@@ -106,7 +107,7 @@ impl Session {
     ) -> Self {
         backend.load(program, weights, &mut |_| {}).unwrap();
         let (groups, blocks) = (program.kv_groups.len(), capacity.div_ceil(BLOCK));
-        backend.allocate_kv(BLOCK, &vec![blocks + 1; groups]).unwrap();
+        backend.allocate_kv(BLOCK, groups * blocks + 1).unwrap();
         Self { backend, groups, blocks, past: 0, defect: None, adapter: 0 }
     }
 
@@ -137,11 +138,11 @@ impl Session {
         let table: Vec<u32> = (1..=self.blocks as u32).rev().collect();
         let slot = |position: usize| table[position / BLOCK] * BLOCK as u32 + (position % BLOCK) as u32;
         let slots: Vec<u32> = (start..end).map(slot).collect();
-        let batch = StepBatch {
+        let mut batch = StepBatch {
             token_ids: tokens.to_vec(),
             positions: (start as u32 + shift..end as u32 + shift).collect(),
-            slot_mapping: vec![slots; self.groups],
-            block_tables: vec![BlockTables::from_iter([table.clone()]); self.groups],
+            slot_mapping: vec![slots],
+            block_tables: vec![BlockTables::from_iter([table])],
             query_start: vec![0, tokens.len() as u32],
             seq_lens: vec![end as u32],
             sampled_rows: rows.to_vec(),
@@ -150,6 +151,7 @@ impl Session {
             adapters: vec![self.adapter],
             ..StepBatch::default()
         };
+        in_each_group(&mut batch, self.groups, self.blocks, BLOCK);
         self.backend.forward(&batch).unwrap();
         self.past = end;
         self.backend.logits().unwrap()

@@ -3,6 +3,7 @@
 use octavo_backend_candle::CandleBackend;
 use octavo_backend_cpu::{CpuBackend, CpuConfig};
 use octavo_models::{Checkpoint, build_program};
+use octavo_ops::testing::in_each_group;
 use octavo_ops::{Backend, StepBatch};
 use safetensors::SafeTensors;
 
@@ -63,9 +64,9 @@ fn run(backend: &mut dyn Backend, checkpoint: &Checkpoint, texts: &[Text], token
     let mut step = StepBatch::default();
     let blocks = batch.in_own_blocks(BLOCK, &mut step);
     let groups = program.kv_groups.len();
-    batch.slot_mapping = vec![step.slot_mapping[0].clone(); groups];
-    batch.block_tables = vec![step.block_tables[0].clone(); groups];
-    backend.allocate_kv(BLOCK, &vec![blocks; groups]).unwrap();
+    (batch.slot_mapping, batch.block_tables) = (step.slot_mapping, step.block_tables);
+    in_each_group(&mut batch, groups, blocks, BLOCK);
+    backend.allocate_kv(BLOCK, blocks * groups).unwrap();
     backend.forward(&batch).unwrap();
     let mut out = Vec::new();
     backend.embeddings(&mut out).unwrap();

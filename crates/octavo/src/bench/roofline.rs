@@ -18,14 +18,15 @@ pub(super) fn run(mut args: BenchRooflineArgs) -> Result<()> {
     size(&mut args);
     let mut model = serve::load_model(&args.compose)?;
     let config = config(&args, model.block_size);
-    let needed = config.steps().map(|step| config.blocks(step)).filter(|&blocks| blocks <= model.blocks).max();
+    let groups = model.program.kv_groups.len();
+    let needed = config.steps().map(|step| config.blocks(step, groups)).filter(|&blocks| blocks <= model.blocks).max();
     let Some(blocks) = needed else {
         bail!("the KV cache holds {} blocks, too few for any of the steps; use smaller sizes", model.blocks);
     };
     let limits = stated_limits(model.backend.device_profile().peaks, model.on_host);
     let ceilings = args.limits.as_deref().map(|path| limits::read(path, &model.device, model.backend.kv_dtype()));
     let bounds = Bounds { limits, ceilings: ceilings.transpose()?.flatten() };
-    model.backend.allocate_kv(model.block_size, &vec![blocks; model.program.kv_groups.len()])?;
+    model.backend.allocate_kv(model.block_size, blocks)?;
     let mut bench = RooflineBench::new(model.backend.as_mut(), &model.program, blocks, &config, &bounds);
     let (planned, steps) = (config.steps().count(), Vec::new());
     let mut report = RooflineReport { model: model.name, device: model.device, bounds: bounds.clone(), planned, steps };

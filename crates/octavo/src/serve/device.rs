@@ -344,8 +344,8 @@ fn cuda_backend(args: &ComposeArgs, files: &ModelFiles) -> Result<CudaBackend> {
     };
     if let Some(blocks) = limits.num_gpu_blocks_override {
         let size = *backend.block_sizes().first().context("the backend has no block size")?;
-        let row: u64 = files.program.kv_groups.iter().map(|group| backend.kv_block_bytes(group, size)).sum();
-        backend.set_memory(Memory::KvCache(row.saturating_mul(blocks as u64)));
+        let block = backend.kv_page_bytes(&files.program.kv_groups, size);
+        backend.set_memory(Memory::KvCache(block.saturating_mul(blocks as u64)));
     }
     info!("device: cuda, {}, {}", described(backend.device()), backend.dtype());
     Ok(backend)

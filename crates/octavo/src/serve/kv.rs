@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use octavo_ops::{Backend, Program};
-use octavo_runner::KvBudget;
+use octavo_runner::{KvBudget, kv_cache_spec};
 use tracing::{info, warn};
 
 use crate::cli::{EngineArgs, MaxModelLen};
@@ -23,7 +23,7 @@ pub(crate) struct KvPlan {
 }
 
 /// Plans the KV cache, from whose memory a media cache of `media_rows` rows is taken. `device_bytes` is the free memory of
-/// a GPU; `None` if the cache is in host memory.
+/// a GPU; `None` if the cache is in host memory. A step computes at most `step` tokens.
 pub(crate) fn plan(
     args: &EngineArgs,
     model: &LoadedModel,
@@ -31,10 +31,11 @@ pub(crate) fn plan(
     device_bytes: Option<u64>,
     block_size: usize,
     media_rows: usize,
+    step: usize,
 ) -> Result<KvPlan> {
     let (budget, blocks) = blocks(args, &model.program, backend, device_bytes, block_size, media_rows);
-    // Block 0 is the null block.
-    let fits = blocks.saturating_sub(1).saturating_mul(block_size);
+    let step = if model.program.reduces_rows() { usize::MAX } else { step };
+    let fits = kv_cache_spec(backend, &model.program, block_size, blocks).longest_sequence(step);
     let max_model_len = max_model_len(args, model.checkpoint.config().max_position_embeddings, fits, device_bytes)?;
     Ok(KvPlan { budget, max_model_len })
 }
@@ -48,7 +49,7 @@ pub(crate) fn blocks(
     block_size: usize,
     media_rows: usize,
 ) -> (KvBudget, usize) {
-    let block_bytes: u64 = program.kv_groups.iter().map(|g| backend.kv_block_bytes(g, block_size)).sum();
+    let block_bytes = backend.kv_page_bytes(&program.kv_groups, block_size);
     let budget = budget(args, device_bytes);
     (budget, budget.blocks(block_bytes, backend.media_row_bytes().saturating_mul(media_rows as u64)))
 }

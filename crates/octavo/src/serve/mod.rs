@@ -209,7 +209,8 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     let block_size = block_size(limits, backend.as_ref())?;
     let longest = limits.longest_context(model.checkpoint.config().max_position_embeddings);
     let image_tokens = model.vision.as_ref().map_or(0, |vision| vision.tokens_at_once(longest));
-    let plan = kv::plan(limits, &model, backend.as_ref(), kv_bytes, block_size, image_tokens)?;
+    let step = limits.max_num_batched_tokens.unwrap_or(steps.tokens);
+    let plan = kv::plan(limits, &model, backend.as_ref(), kv_bytes, block_size, image_tokens, step)?;
     let vision = model.vision.as_ref();
     steps.tokens = device::step_tokens(limits, steps.tokens, &model.program, vision, plan.max_model_len)?;
     let runner_config = RunnerConfig {
@@ -248,7 +249,7 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     vectors::schedule_whole(&model.program, &mut engine_config);
     telemetry.set_cache_config(&[
         ("block_size", block_size.to_string()),
-        ("num_gpu_blocks", memory.blocks.to_string()),
+        ("num_gpu_blocks", memory.kv.blocks.to_string()),
         ("cache_dtype", kv_cache_dtype),
         ("enable_prefix_caching", if engine_config.enable_prefix_caching { "True" } else { "False" }.to_owned()),
         ("kv_cache_size_tokens", memory.kv_tokens().to_string()),
@@ -283,8 +284,8 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
 
 /// Logs the capacity of the KV cache, in vLLM's words where it has them.
 fn log_memory(memory: &MemoryPlan) {
-    let &MemoryPlan { blocks, block_size, max_model_len, .. } = memory;
-    let (blocks, tokens) = (blocks.saturating_sub(1), memory.kv_tokens());
+    let (block_size, max_model_len) = (memory.kv.block_size, memory.max_model_len);
+    let (blocks, tokens) = (memory.kv.blocks.saturating_sub(1), memory.kv_tokens());
     info!(
         "memory: weights {}, KV cache {} in {blocks} blocks of {block_size} tokens",
         human_bytes(memory.weight_bytes),
@@ -293,11 +294,11 @@ fn log_memory(memory: &MemoryPlan) {
     if memory.media_bytes > 0 {
         info!("encoder cache: {}", human_bytes(memory.media_bytes));
     }
-    if memory.blocks == 0 {
+    if memory.kv.blocks == 0 {
         return;
     }
     info!("KV cache size: {tokens} tokens");
-    let concurrency = tokens as f64 / max_model_len as f64;
+    let concurrency = memory.max_concurrency();
     info!("Maximum concurrency for {max_model_len} tokens per request: {concurrency:.2}x");
 }
 

@@ -32,13 +32,34 @@ fn whole_spans_of(len: usize) -> usize {
     }
 }
 
+/// Gives a batch of one KV group the same for `groups` of them. Each has `blocks` blocks of its own, which follow those of
+/// the group before.
+pub fn in_each_group(batch: &mut StepBatch, groups: usize, blocks: usize, block_size: usize) {
+    let (slots, tables) = (batch.slot_mapping.swap_remove(0), batch.block_tables.swap_remove(0));
+    batch.slot_mapping.clear();
+    batch.block_tables.clear();
+    for group in 0..groups {
+        let first = (group * blocks) as u32;
+        batch.slot_mapping.push(slots.iter().map(|slot| slot + first * block_size as u32).collect());
+        let mut moved = BlockTables::default();
+        for &seat in &batch.seats {
+            moved.change(seat, 0, tables.get(seat).iter().map(|block| block + first));
+        }
+        batch.block_tables.push(moved);
+    }
+}
+
 /// Divides sequences into steps as an engine would: allocates blocks and writes [`StepBatch`]es. Every row is sampled
 /// and returned.
 #[derive(Clone, Debug)]
 pub struct PagedBatches {
     block_size: usize,
-    /// Free blocks per KV group, in random order.
-    free: Vec<Vec<u32>>,
+    /// Free blocks, in random order.
+    free: Vec<u32>,
+    /// Number of tables that hold each block.
+    holders: Vec<u32>,
+    /// Window of each KV group. The groups share the blocks.
+    windows: Vec<Option<usize>>,
     /// Number of positions per token.
     streams: usize,
     /// Whether the sequences have spans.
@@ -55,40 +76,44 @@ struct Sequence {
 }
 
 impl PagedBatches {
-    /// Creates an empty set of sequences and `blocks` blocks in each of `groups` KV groups, including the null block.
+    /// Creates an empty set of sequences and `blocks` blocks, including the null block, for `groups` KV groups.
     pub fn new(block_size: usize, groups: usize, blocks: usize, rng: &mut TestRng) -> Self {
-        let shuffled = |_| {
-            let mut ids: Vec<u32> = (1..blocks as u32).collect();
-            for i in (1..ids.len()).rev() {
-                ids.swap(i, rng.below(i + 1));
-            }
-            ids
-        };
-        Self {
-            block_size,
-            free: (0..groups).map(shuffled).collect(),
-            streams: 1,
-            has_spans: false,
-            sequences: Vec::new(),
+        let mut free: Vec<u32> = (1..blocks as u32).collect();
+        for i in (1..free.len()).rev() {
+            free.swap(i, rng.below(i + 1));
         }
+        let holders = vec![0; blocks];
+        let windows = vec![None; groups];
+        Self { block_size, free, holders, windows, streams: 1, has_spans: false, sequences: Vec::new() }
     }
 
-    /// Creates the same for a program, with its KV groups and its number of positions per token.
+    /// Creates the same for a program, with its KV groups and its number of positions per token. A block that is behind the
+    /// windows of all tokens to come is free for others, and the null block takes its place.
     pub fn for_program(program: &Program, block_size: usize, blocks: usize, rng: &mut TestRng) -> Self {
+        let windows: Vec<_> = program.kv_groups.iter().map(|group| group.window).collect();
         let streams = program.position_streams();
         let has_spans = program.has_spans();
-        Self { streams, has_spans, ..Self::new(block_size, program.kv_groups.len(), blocks, rng) }
+        Self { streams, has_spans, ..Self::new(block_size, windows.len(), blocks, rng).with_windows(windows) }
+    }
+
+    fn with_windows(self, windows: Vec<Option<usize>>) -> Self {
+        Self { windows, ..self }
+    }
+
+    /// Returns the index of the first block of a group that a token from `position` on sees.
+    fn first_block(&self, group: usize, position: usize) -> usize {
+        self.windows[group].map_or(0, |window| (position + 1).saturating_sub(window) / self.block_size)
     }
 
     /// Adds a sequence without computed tokens and returns its number.
     pub fn add(&mut self, tokens: Vec<u32>) -> usize {
-        self.sequences.push(Sequence { tokens, computed: 0, tables: vec![Vec::new(); self.free.len()] });
+        self.sequences.push(Sequence { tokens, computed: 0, tables: vec![Vec::new(); self.windows.len()] });
         self.sequences.len() - 1
     }
 
     /// Adds a sequence that shares its first blocks with sequence `of`, as after a prefix-cache hit, and returns its
     /// number. The shared blocks are the whole blocks that both have in common and `of` has computed, without the last
-    /// token of `tokens`.
+    /// token of `tokens`, as far as `of` still has what a continuation sees.
     pub fn add_sharing(&mut self, of: usize, tokens: Vec<u32>) -> usize {
         let other = &self.sequences[of];
         let common = other.tokens[..other.computed].iter().zip(&tokens).take_while(|(a, b)| a == b).count();
@@ -96,9 +121,20 @@ impl PagedBatches {
             true => common.min(whole_spans_of(other.tokens.len())).min(whole_spans_of(tokens.len())),
             false => common,
         };
-        let blocks = common.min(tokens.len() - 1) / self.block_size;
-        let tables = other.tables.iter().map(|table| table[..blocks].to_vec()).collect();
-        self.sequences.push(Sequence { tokens, computed: blocks * self.block_size, tables });
+        let most = common.min(tokens.len() - 1) / self.block_size;
+        let serves = |blocks: &usize| {
+            let first = |group| self.first_block(group, blocks * self.block_size);
+            other.tables.iter().enumerate().all(|(group, table)| table[first(group)..*blocks].iter().all(|id| *id != 0))
+        };
+        let blocks = (0..=most).rev().find(serves).unwrap_or(0);
+        let computed = blocks * self.block_size;
+        let tables = other.tables.iter().enumerate().map(|(group, table)| {
+            let first = self.first_block(group, computed);
+            (0..blocks).map(|block| if block < first { 0 } else { table[block] }).collect()
+        });
+        let tables: Vec<Vec<u32>> = tables.collect();
+        tables.iter().flatten().for_each(|&id| self.holders[id as usize] += 1);
+        self.sequences.push(Sequence { tokens, computed, tables });
         self.sequences.len() - 1
     }
 
@@ -126,12 +162,30 @@ impl PagedBatches {
         }
     }
 
+    /// Takes the blocks out of a sequence's tables that no token to come sees.
+    fn pass(&mut self, index: usize) {
+        let position = self.sequences[index].computed;
+        for group in 0..self.windows.len() {
+            let first = self.first_block(group, position);
+            for id in self.sequences[index].tables[group].iter_mut().take(first).filter(|id| **id != 0) {
+                self.holders[*id as usize] -= 1;
+                if self.holders[*id as usize] == 0 {
+                    self.free.push(*id);
+                }
+                *id = 0;
+            }
+        }
+    }
+
     /// Returns a step that computes the next `count` tokens of each `(sequence, count)`.
     ///
     /// # Panics
     /// Panics if blocks run out or a sequence has too few tokens.
     pub fn step(&mut self, parts: &[(usize, usize)]) -> StepBatch {
-        let groups = self.free.len();
+        for &(index, _) in parts {
+            self.pass(index);
+        }
+        let groups = self.windows.len();
         let mut batch = StepBatch {
             slot_mapping: vec![Vec::new(); groups],
             block_tables: vec![BlockTables::default(); groups],
@@ -152,7 +206,9 @@ impl PagedBatches {
             batch.seats.push(index as u32);
             for (group, table) in sequence.tables.iter_mut().enumerate() {
                 while table.len() * self.block_size < positions.end {
-                    table.push(self.free[group].pop().expect("a free block"));
+                    let id = self.free.pop().expect("a free block");
+                    self.holders[id as usize] = 1;
+                    table.push(id);
                 }
                 let slot = |p: usize| table[p / self.block_size] as usize * self.block_size + p % self.block_size;
                 batch.slot_mapping[group].extend(positions.clone().map(|p| slot(p) as u32));

@@ -226,7 +226,7 @@ impl Suite<'_> {
         assert_eq!(error, format!("the {name} backend failed: the encoder stores 24 columns, the decoder takes 48"));
         let (program, weights) = TinyModel::default().build().expect("the decoder is well formed");
         backend.load(&program, &weights, &mut |_| {}).expect("it fits");
-        backend.allocate_kv(BLOCK, &[8]).expect("there is room");
+        backend.allocate_kv(BLOCK, 8).expect("there is room");
         let message = backend.forward(&injecting_batch()).expect_err("there is no cache").to_string();
         assert!(message.ends_with(": an image's row for a model without images"), "{message}");
         let error = backend.encode(&sound).expect_err("the encoder is gone").to_string();

@@ -17,7 +17,7 @@ pub mod suite;
 mod texts;
 
 pub use adapters::TestAdapter;
-pub use batches::{PagedBatches, position, seen_end};
+pub use batches::{PagedBatches, in_each_group, position, seen_end};
 pub use encoder::TinyEncoder;
 pub use experts::{TinyExperts, models_with_experts};
 pub use images::{ImageModel, image_models, large_images};

@@ -47,7 +47,7 @@ pub(crate) struct Log {
     pub(crate) batches: Vec<StepBatch>,
     pub(crate) rows: Vec<Vec<SeenRow>>,
     pub(crate) thread: Option<String>,
-    pub(crate) kv: Vec<usize>,
+    pub(crate) kv: usize,
     /// Calls with the number of their step.
     pub(crate) calls: Vec<(&'static str, usize)>,
 }
@@ -96,8 +96,8 @@ impl Backend for FakeBackend {
         1234
     }
 
-    fn allocate_kv(&mut self, _: usize, blocks: &[usize]) -> Result<(), BackendError> {
-        self.log.lock().unwrap().kv = blocks.to_vec();
+    fn allocate_kv(&mut self, _: usize, blocks: usize) -> Result<(), BackendError> {
+        self.log.lock().unwrap().kv = blocks;
         Ok(())
     }
 
@@ -180,7 +180,7 @@ impl Backend for FakeBackend {
         Ok(Vec::new())
     }
 
-    fn copy_blocks(&mut self, _: usize, _: &[(u32, u32)]) -> Result<(), BackendError> {
+    fn copy_blocks(&mut self, _: &[(u32, u32)]) -> Result<(), BackendError> {
         Ok(())
     }
 }

@@ -8,7 +8,7 @@ mod fake;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
-use octavo_engine::{Executor, InputToken, Joined, RowKind, SamplingParams, StepMasks, StepPlan};
+use octavo_engine::{Executor, InputToken, Joined, KvKind, RowKind, SamplingParams, StepMasks, StepPlan};
 use octavo_ops::sampling::TokenCounts;
 use octavo_ops::testing::TinyModel;
 use octavo_runner::{KvBudget, Runner, RunnerConfig, RunnerError};
@@ -35,7 +35,7 @@ fn a_plan_becomes_a_batch_and_its_memory_comes_back() {
     assert_eq!(output.tokens.as_ptr(), memory, "the memory of tokens is used again");
     let log = log.lock().unwrap();
     assert_eq!(log.thread.as_deref(), Some("octavo-device"));
-    assert_eq!(log.kv, [9]);
+    assert_eq!(log.kv, 9);
     let batch = &log.batches[0];
     assert_eq!((&batch.token_ids[..], &batch.positions[..]), (&[3, 1, 3][..], &[0, 1, 2][..]));
     assert_eq!(batch.slot_mapping[0], [8, 9, 10]);
@@ -66,7 +66,7 @@ fn the_sampler_gets_what_the_sequence_asked_for() {
     push(&mut plan, 2, 0, &[3, 1, 3, 9, 8, 9].map(InputToken::Id), true);
     plan.joined[2].constrained = true;
     runner.submit(plan).unwrap();
-    runner.sample(1, StepMasks { words: 2, bits: vec![0xf0, 0x1] }).unwrap();
+    runner.sample(1, StepMasks { rows: vec![vec![0xf0, 0x1]] }).unwrap();
     runner.wait().unwrap();
     run(&mut runner, decode(2, 3, InputToken::Id(10))).unwrap();
     run(&mut runner, decode(3, 4, InputToken::Id(20))).unwrap();
@@ -260,12 +260,11 @@ fn the_kv_cache_is_sized_by_bytes_or_blocks() {
     let block = 2 * 2 * 8 * 2 * 4 * 4;
     let plan = |kv| {
         let runner = Runner::new(Box::new(backend(&[])), program(), RunnerConfig { kv, ..CONFIG })?;
-        assert_eq!(runner.kv_cache_spec().groups[0].blocks, runner.memory_plan().blocks);
-        assert_eq!(runner.kv_cache_spec().groups[0].block_bytes, block);
+        assert_eq!(runner.kv_cache_spec().block_bytes, block);
         Ok::<_, RunnerError>(runner.memory_plan().clone())
     };
     let by_bytes = plan(KvBudget::Bytes(11 * block + 5)).unwrap();
-    assert_eq!((by_bytes.blocks, by_bytes.kv_bytes, by_bytes.weight_bytes), (11, 11 * block, 1234));
+    assert_eq!((by_bytes.kv.blocks, by_bytes.kv_bytes, by_bytes.weight_bytes), (11, 11 * block, 1234));
     assert_eq!((by_bytes.kv_tokens(), by_bytes.max_concurrency()), (40, 2.0));
     assert_eq!(plan(KvBudget::Blocks(6)).unwrap().max_concurrency(), 1.0);
     let error = plan(KvBudget::Blocks(5)).unwrap_err().to_string();
@@ -278,18 +277,22 @@ fn the_kv_cache_is_sized_by_bytes_or_blocks() {
 }
 
 #[test]
-fn every_kv_group_gets_as_many_blocks() {
+fn kv_groups_share_blocks_of_the_size_of_the_largest() {
     let model = TinyModel { layers: vec![0, 1, 0], windows: vec![None, Some(8)], ..TinyModel::default() };
     let (program, _) = model.build().unwrap();
     let backend = backend(&[]);
     let log = backend.log.clone();
     let block = 2 * 8 * 2 * 4 * 4;
-    let config = RunnerConfig { kv: KvBudget::Bytes(3 * block * 7), ..CONFIG };
+    let config = RunnerConfig { kv: KvBudget::Bytes(2 * block * 13), ..CONFIG };
     let runner = Runner::new(Box::new(backend), Arc::new(program), config).unwrap();
-    assert_eq!(log.lock().unwrap().kv, [7, 7]);
-    let groups: Vec<_> =
-        runner.kv_cache_spec().groups.iter().map(|g| (g.layers, g.block_bytes, g.blocks, g.window)).collect();
-    assert_eq!(groups, [(2, 2 * block, 7, None), (1, block, 7, Some(8))]);
+    assert_eq!(log.lock().unwrap().kv, 13);
+    let spec = runner.kv_cache_spec();
+    assert_eq!((spec.blocks, spec.block_bytes), (13, 2 * block));
+    let groups: Vec<_> = spec.groups.iter().map(|group| (group.layers, group.kind)).collect();
+    assert_eq!(groups, [(2, KvKind::Full), (1, KvKind::Window(8))]);
+    // A sequence of 20 tokens has five blocks in the first group; in the other, a window of 8 tokens and a step lie in
+    // no more.
+    assert_eq!(runner.memory_plan().max_concurrency(), 12.0 / 10.0);
 }
 
 #[test]

@@ -329,6 +329,44 @@ fn an_aborted_request_is_counted_and_enters_no_histogram() {
     assert_eq!(family(&families, "vllm:request_success_total").value("", &[("finished_reason", "abort")]), 1.0);
 }
 
+/// As in vLLM, where a failed request ends like others. It has no times of stages that it has not reached.
+#[test]
+fn a_failed_request_enters_the_histograms_of_what_it_has_reached() {
+    const SIZES: [&str; 8] = [
+        "e2e_request_latency_seconds",
+        "request_prompt_tokens",
+        "request_generation_tokens",
+        "request_prefill_kv_computed_tokens",
+        "request_max_num_generation_tokens",
+        "request_params_max_tokens",
+        "request_params_n",
+        "request_num_preemptions",
+    ];
+    const TIMES: [&str; 4] = [
+        "request_prefill_time_seconds",
+        "request_decode_time_seconds",
+        "request_inference_time_seconds",
+        "request_time_per_output_token_seconds",
+    ];
+    let time = Some(Duration::from_secs(1));
+    let waiting = FinishedRequest { reason: "error", n: Some(1), ..FinishedRequest::default() };
+    let scheduled = FinishedRequest { queue: time, ..waiting.clone() };
+    let generating = FinishedRequest { prefill: time, decode: time, ..scheduled.clone() };
+    for (failed, reached) in [(waiting, 0), (scheduled, 1), (generating, 2)] {
+        let telemetry = telemetry("m");
+        telemetry.engine().finished(&failed);
+        let families = scrape(&telemetry);
+        for (name, _) in HISTOGRAMS {
+            let short = name.trim_start_matches("vllm:");
+            let enters = SIZES.contains(&short)
+                || (reached > 0 && short == "request_queue_time_seconds")
+                || (reached > 1 && TIMES.contains(&short));
+            let count = family(&families, name).value("_count", &[]);
+            assert_eq!(count, f64::from(u8::from(enters)), "{name} of {failed:?}");
+        }
+    }
+}
+
 #[test]
 fn a_sleeping_engine_is_not_awake() {
     let telemetry = telemetry("m");

@@ -70,14 +70,14 @@ fn generate(
 ) -> (Vec<u32>, Vec<f32>) {
     backend.load(program, checkpoint, &mut |_| {}).expect("the checkpoint is loaded");
     let groups = program.kv_groups.len();
-    backend.allocate_kv(16, &vec![16; groups]).expect("there is memory");
+    backend.allocate_kv(16, 64).expect("there is memory");
     let mut prompts = TestRng(12);
     let mut sequences: Vec<Vec<u32>> = [37, 5].map(|len| prompts.tokens(len, program.vocab_size)).into();
     let params = SampleParams::default();
     let (mut tokens, mut margins, mut computed) = (Vec::new(), Vec::new(), vec![0; sequences.len()]);
     for _ in 0..12 {
         // Blocks are allocated again in each step, in the same way, so that a sequence keeps its blocks.
-        let mut batches = PagedBatches::new(16, groups, 16, &mut TestRng(8));
+        let mut batches = PagedBatches::new(16, groups, 64, &mut TestRng(8));
         let parts: Vec<_> = sequences.iter().map(|tokens| batches.add(tokens.clone())).collect();
         let before: Vec<_> =
             parts.iter().zip(&computed).filter(|(_, done)| **done > 0).map(|(&s, &done)| (s, done)).collect();

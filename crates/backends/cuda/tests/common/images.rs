@@ -16,7 +16,7 @@ pub(crate) fn with_images(config: CudaConfig, model: &ImageModel) -> CudaBackend
     backend.load(&program, &weights, &mut |_| {}).expect("the decoder is loaded");
     let (program, weights) = model.encoder.build().expect("the encoder is well formed");
     backend.load_encoder(&program, &weights, &mut |_| {}).expect("the encoder is loaded");
-    backend.allocate_kv(16, &[8]).expect("there is memory");
+    backend.allocate_kv(16, 8).expect("there is memory");
     backend.allocate_media(MEDIA).expect("there is memory");
     backend
 }

@@ -12,19 +12,19 @@ use octavo_ops::testing::suite::Suite;
 use octavo_ops::testing::{PagedBatches, TestRng, TinyModel};
 use octavo_ops::{Backend, HeadShape};
 
-/// Number of KV blocks of each group in [`generate`].
-pub(crate) const BLOCKS: usize = 64;
+/// Number of KV blocks in [`generate`].
+pub(crate) const BLOCKS: usize = 128;
 
 pub(crate) fn open(config: CudaConfig) -> CudaBackend {
     CudaBackend::new(config).expect("there is such a device")
 }
 
-/// Returns a backend with a loaded model and `blocks` blocks for each of its KV groups.
+/// Returns a backend with a loaded model and `blocks` KV blocks.
 pub(crate) fn loaded(config: CudaConfig, model: &TinyModel, blocks: usize) -> CudaBackend {
     let (program, weights) = model.build().expect("the model is well formed");
     let mut backend = open(config);
     backend.load(&program, &weights, &mut |_| {}).expect("the model is loaded");
-    backend.allocate_kv(16, &vec![blocks; program.kv_groups.len()]).expect("there is memory");
+    backend.allocate_kv(16, blocks).expect("there is memory");
     backend
 }
 

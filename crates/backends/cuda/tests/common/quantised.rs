@@ -60,8 +60,8 @@ fn mixed(storages: &[StorageType]) -> (Program, MemoryWeights) {
 /// Returns the logits of every row of one sequence.
 fn logits(backend: &mut dyn Backend, (program, weights): &(Program, MemoryWeights), tokens: usize) -> Vec<f32> {
     backend.load(program, weights, &mut |_| {}).expect("the model is loaded");
-    backend.allocate_kv(16, &vec![8; program.kv_groups.len()]).expect("there is memory");
-    let mut batches = PagedBatches::new(16, program.kv_groups.len(), 8, &mut TestRng(3));
+    backend.allocate_kv(16, 16).expect("there is memory");
+    let mut batches = PagedBatches::new(16, program.kv_groups.len(), 16, &mut TestRng(3));
     let sequence = batches.add(TestRng(4).tokens(tokens, program.vocab_size));
     let batch = batches.step(&[(sequence, tokens)]);
     backend.forward(&batch).expect("the step runs");

@@ -3,7 +3,7 @@
 use octavo_backend_candle::CandleBackend;
 use octavo_backend_cuda::CudaBackend;
 use octavo_models::{Checkpoint, build_program};
-use octavo_ops::testing::TestRng;
+use octavo_ops::testing::{TestRng, in_each_group};
 use octavo_ops::{Backend, Program, StepBatch};
 
 use super::checkpoints::folder;
@@ -46,16 +46,16 @@ fn texts(program: &Program, tokens: bool) -> (StepBatch, usize) {
     let mut paged = StepBatch::default();
     let blocks = batch.in_own_blocks(16, &mut paged);
     let groups = program.kv_groups.len();
-    batch.slot_mapping = vec![paged.slot_mapping[0].clone(); groups];
-    batch.block_tables = vec![paged.block_tables[0].clone(); groups];
-    (batch, blocks)
+    (batch.slot_mapping, batch.block_tables) = (paged.slot_mapping, paged.block_tables);
+    in_each_group(&mut batch, groups, blocks, 16);
+    (batch, blocks * groups)
 }
 
 fn run(backend: &mut dyn Backend, program: &Program, checkpoint: &Checkpoint) -> [Vec<f32>; 2] {
     backend.load(program, checkpoint, &mut |_| {}).expect("the checkpoint is loaded");
     [false, true].map(|tokens| {
         let (batch, blocks) = texts(program, tokens);
-        backend.allocate_kv(16, &vec![blocks; program.kv_groups.len()]).expect("there is memory");
+        backend.allocate_kv(16, blocks).expect("there is memory");
         backend.forward(&batch).expect("the step runs");
         let mut vectors = Vec::new();
         backend.embeddings(&mut vectors).expect("there are vectors");

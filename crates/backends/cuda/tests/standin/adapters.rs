@@ -100,7 +100,7 @@ fn adapted(config: CudaConfig, model: &TinyModel) -> CudaBackend {
     let mut backend = open(config);
     backend.load(&program, &weights, &mut |_| {}).expect("the model is loaded");
     backend.allocate_adapters(2, 12).expect("there is memory");
-    backend.allocate_kv(16, &vec![BLOCKS; program.kv_groups.len()]).expect("there is memory");
+    backend.allocate_kv(16, BLOCKS).expect("there is memory");
     for slot in 0..2 {
         let adapter = TestAdapter::random(&program, 12, &mut TestRng(slot as u64));
         backend.set_adapter(slot, &adapter).expect("it fits");

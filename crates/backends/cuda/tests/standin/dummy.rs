@@ -29,7 +29,7 @@ fn weights_that_the_device_makes_up_are_those_of_the_host() {
             let mut told = 0;
             backend.load(&program, source, &mut |bytes| told = bytes).expect("the model is loaded");
             assert_eq!(told, program.weight_bytes());
-            backend.allocate_kv(16, &vec![16; program.kv_groups.len()]).expect("there is memory");
+            backend.allocate_kv(16, 16).expect("there is memory");
             let mut batches = PagedBatches::new(16, program.kv_groups.len(), 16, &mut TestRng(5));
             let sequence = batches.add(TestRng(6).tokens(20, program.vocab_size));
             backend.forward(&batches.step(&[(sequence, 20)])).expect("the step runs");

@@ -40,7 +40,7 @@ fn a_failed_allocation_is_an_error_and_the_next_one_works() {
     let error = backend.load(&program, &weights, &mut |_| {}).unwrap_err().to_string();
     assert_eq!(error, "the cuda backend failed: cuMemHostAlloc: CUDA_ERROR_OUT_OF_MEMORY");
     backend.load(&program, &weights, &mut |_| {}).expect("there is memory now");
-    backend.allocate_kv(16, &[8]).unwrap();
+    backend.allocate_kv(16, 8).unwrap();
     backend.forward(&batch(20)).unwrap();
 }
 
@@ -99,7 +99,7 @@ fn what_the_library_does_not_multiply_our_own_kernels_do() {
         control.reset();
         refuses.into_iter().for_each(|(function, after)| control.fail(function, after, NOT_SUPPORTED, false));
         backend.load(&program, &weights, &mut |_| {}).unwrap();
-        backend.allocate_kv(16, &vec![8; program.kv_groups.len()]).unwrap();
+        backend.allocate_kv(16, 8).unwrap();
         let mut batches = PagedBatches::new(16, 2, 8, &mut TestRng(3));
         let sequence = batches.add(TestRng(4).tokens(40, 101));
         backend.forward(&batches.step(&[(sequence, 40)])).unwrap();
@@ -127,7 +127,7 @@ fn an_error_while_recording_ends_the_recording() {
     backend.load(&program, &weights, &mut |_| {}).unwrap();
     control.reset();
     control.fail("cuStreamEndCapture", 0, INVALID_VALUE, false);
-    assert!(backend.allocate_kv(16, &[8]).is_err());
+    assert!(backend.allocate_kv(16, 8).is_err());
     control.reset();
 }
 

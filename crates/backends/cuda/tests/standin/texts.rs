@@ -80,7 +80,7 @@ fn a_step_beyond_the_memory_is_an_error_and_no_step_allocates() {
     let (program, weights) = model.build().unwrap();
     let mut backend = open(CudaConfig { max_num_batched_tokens: 40, max_num_seqs: 3, graphs: true, ..config() });
     backend.load(&program, &weights, &mut |_| {}).unwrap();
-    backend.allocate_kv(16, &[]).unwrap();
+    backend.allocate_kv(16, 0).unwrap();
     let mut refused = |texts: &[(u64, usize)]| backend.forward(&model.batch(texts, true)).unwrap_err().to_string();
     let prefix = "the cuda backend failed: a step has";
     assert_eq!(refused(&[(1, 41)]), format!("{prefix} 41 tokens, but memory was taken for 40"));
