@@ -12,6 +12,9 @@ use crate::system::{self, human_bytes};
 /// Default limit of the KV cache in bytes, which is vLLM's default on CPUs.
 const DEFAULT_LIMIT: u64 = 4 << 30;
 
+/// Largest default of the number of tokens in a step.
+const STEP_TOKENS: usize = 2048;
+
 /// Default share of the memory that is available after loading the weights.
 const SHARE: f64 = 0.5;
 
@@ -23,7 +26,7 @@ pub(crate) struct KvPlan {
 }
 
 /// Plans the KV cache, from whose memory a media cache of `media_rows` rows is taken. `device_bytes` is the free memory of
-/// a GPU; `None` if the cache is in host memory. A step computes at most `step` tokens.
+/// a GPU; `None` if the cache is in host memory.
 pub(crate) fn plan(
     args: &EngineArgs,
     model: &LoadedModel,
@@ -31,9 +34,9 @@ pub(crate) fn plan(
     device_bytes: Option<u64>,
     block_size: usize,
     media_rows: usize,
-    step: usize,
 ) -> Result<KvPlan> {
     let (budget, blocks) = blocks(args, &model.program, backend, device_bytes, block_size, media_rows);
+    let step = args.max_num_batched_tokens.unwrap_or(STEP_TOKENS);
     let step = if model.program.reduces_rows() { usize::MAX } else { step };
     let fits = kv_cache_spec(backend, &model.program, block_size, blocks).longest_sequence(step);
     let max_model_len = max_model_len(args, model.checkpoint.config().max_position_embeddings, fits, device_bytes)?;

@@ -209,8 +209,7 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     let block_size = block_size(limits, backend.as_ref())?;
     let longest = limits.longest_context(model.checkpoint.config().max_position_embeddings);
     let image_tokens = model.vision.as_ref().map_or(0, |vision| vision.tokens_at_once(longest));
-    let step = limits.max_num_batched_tokens.unwrap_or(steps.tokens);
-    let plan = kv::plan(limits, &model, backend.as_ref(), kv_bytes, block_size, image_tokens, step)?;
+    let plan = kv::plan(limits, &model, backend.as_ref(), kv_bytes, block_size, image_tokens)?;
     let vision = model.vision.as_ref();
     steps.tokens = device::step_tokens(limits, steps.tokens, &model.program, vision, plan.max_model_len)?;
     let runner_config = RunnerConfig {
