@@ -164,6 +164,8 @@ fn a_step_without_adapters_launches_nothing_for_them_and_allocates_nothing() {
     let plain = launches(&mut crate::common::loaded(config.clone(), &wide(), BLOCKS), &[0, 0]);
     let mut backend = adapted(config, &wide());
     assert_eq!(launches(&mut backend, &[0, 0]), plain);
+    // From now on, the device has the block tables.
+    let plain = launches(&mut backend, &[0, 0]);
     // A table of embeddings has one launch, every other site two, in both steps.
     let (program, _) = wide().build().unwrap();
     let sites = program.with_adapters().sites;
