@@ -281,10 +281,11 @@ async fn the_same_request_gives_the_same_tokens() {
         ("without prefix cache", EngineConfig { enable_prefix_caching: false, ..config() }, 64),
         ("chunked", EngineConfig { max_num_batched_tokens: 5, ..config() }, 64),
         ("few sequences", EngineConfig { max_num_seqs: 2, ..config() }, 64),
-        // Eight sequences of up to five blocks share twelve blocks, so some are preempted and recomputed.
-        ("preempted", EngineConfig { max_num_batched_tokens: 48, ..config() }, 13),
+        // Eight sequences of up to five blocks with full attention and three with a window share sixteen, so some are preempted and
+        // recomputed.
+        ("preempted", EngineConfig { max_num_batched_tokens: 48, ..config() }, 17),
         ("speculating", speculating(config()), 64),
-        ("preempted and speculating", speculating(EngineConfig { max_num_batched_tokens: 48, ..config() }), 13),
+        ("preempted and speculating", speculating(EngineConfig { max_num_batched_tokens: 48, ..config() }), 17),
     ];
     let all = settings.into_iter().flat_map(|setting| STEPS.map(|steps| (setting.clone(), steps)));
     for ((name, config, blocks), steps) in all {
@@ -322,7 +323,7 @@ fn settings() -> [(&'static str, EngineConfig, usize, Steps); 5] {
         ("batched", config(), 64, Steps::Apart),
         ("chunked", EngineConfig { max_num_batched_tokens: 7, ..config() }, 64, Steps::Launched),
         ("without prefix cache", EngineConfig { enable_prefix_caching: false, ..config() }, 64, Steps::Launched),
-        ("preempted", EngineConfig { max_num_batched_tokens: 48, ..config() }, 13, Steps::Launched),
+        ("preempted", EngineConfig { max_num_batched_tokens: 48, ..config() }, 17, Steps::Launched),
         ("queued", EngineConfig { max_num_batched_tokens: 7, ..config() }, 64, Steps::Queued),
     ]
 }

@@ -252,7 +252,9 @@ fn check_code(instance: &Instance, chip: Chip, code: &[String]) {
         let step = |c: &[String]| count(c, "LDG.E", wide) >= 4 && count(c, "SHFL", "") >= shuffles;
         assert!(stretches(code).any(step), "{context}: branches part the loads, or the shuffles, of a step");
     }
-    if [sources::ATTENTION_PREFILL, sources::ATTENTION_LATENT].contains(&instance.source) {
+    // Keys in e4m3 pass through registers on their way to shared memory, one lookup after the other, which costs time.
+    let is_copied = !instance.name.ends_with("_e4m3");
+    if is_copied && [sources::ATTENTION_PREFILL, sources::ATTENTION_LATENT].contains(&instance.source) {
         let tile = |c: &[String]| count(c, "LDGSTS", ".128") >= 4 && count(c, "LDG.E", "") >= 4;
         assert!(stretches(code).any(tile), "{context}: branches part the lookups of a tile");
     }

@@ -478,12 +478,15 @@ fn kv_groups(builder: &mut ProgramBuilder, checkpoint: &Checkpoint) -> Result<Ve
     Ok(place)
 }
 
-/// Returns the number of layers of a KV group, if there are these numbers of layers with each window: the largest with which
-/// groups of none waste more than a sixth of the memory of its layers.
+/// Returns the number of layers of a KV group, if there are these numbers of layers with each window. It makes the fewest
+/// groups of which those of no window waste more than a sixth of the memory of its layers, and no larger ones than that
+/// takes.
 fn layers_of_a_group(counts: impl Iterator<Item = usize> + Clone) -> usize {
     let wastes = |count: usize, size: usize| 6 * (count.next_multiple_of(size) - count) > count;
     let fits = |&size: &usize| !counts.clone().any(|count| wastes(count, size));
-    (1..=counts.clone().max().unwrap_or(1)).rev().find(fits).unwrap_or(1)
+    let largest = (1..=counts.clone().max().unwrap_or(1)).rev().find(fits).unwrap_or(1);
+    let groups = |size: usize| counts.clone().map(|count| count.div_ceil(size)).sum::<usize>();
+    (1..=largest).find(|&size| groups(size) == groups(largest)).unwrap_or(largest)
 }
 
 /// Reads the divisors of the rotary frequencies that a GGUF file has in place of a scaling scheme.
@@ -524,7 +527,7 @@ mod tests {
         assert_eq!([of(&[]), of(&[1]), of(&[28]), of(&[13, 13])], [1, 1, 28, 13]);
         // Gemma 3: 270M, 1B, 4B, 12B and 27B.
         let gemma = [[15, 3], [22, 4], [29, 5], [40, 8], [52, 10]];
-        assert_eq!(gemma.map(|counts| of(&counts)), [3, 4, 5, 8, 10]);
-        assert_eq!(of(&[3, 25]), 1, "no larger groups of both");
+        assert_eq!(gemma.map(|counts| of(&counts)), [3, 4, 5, 8, 11]);
+        assert_eq!([of(&[3, 25]), of(&[1, 25])], [3, 1], "groups of the window alone would waste too much");
     }
 }
