@@ -40,7 +40,7 @@ struct Price {
 }
 
 impl Price {
-    fn of(self, rows: usize, adapters: usize) -> Cost {
+    fn cost(self, rows: usize, adapters: usize) -> Cost {
         let mut cost = self.row * rows as u64;
         if rows > 0 {
             cost += self.adapter * adapters as u64;
@@ -72,13 +72,13 @@ impl AdapterPrices {
     }
 
     /// Returns the cost of a step's adapters.
-    pub(super) fn of(&self, adapted: AdaptedRows) -> Cost {
+    pub(super) fn cost(&self, adapted: AdaptedRows) -> Cost {
         let mut total = Cost::default();
         if adapted.rank == 0 {
             return total;
         }
         for (kind, rows) in [adapted.tokens, adapted.sampled].into_iter().enumerate() {
-            total += self.kinds[kind].of(rows, adapted.adapters) * adapted.rank as u64;
+            total += self.kinds[kind].cost(rows, adapted.adapters) * adapted.rank as u64;
             total += self.outputs[kind] * rows as u64;
         }
         total
@@ -108,5 +108,5 @@ pub(super) fn lora(program: &Program, lora: &Lora, adapted: AdaptedRows, size: E
     let (price, output) = site(program, lora, size);
     let mut prices = AdapterPrices::default();
     (prices.kinds[kind], prices.outputs[kind]) = (price, output);
-    prices.of(adapted)
+    prices.cost(adapted)
 }
