@@ -13,11 +13,11 @@
 
 constexpr u32 WARPS = 8, TILES_N = 2, OUTPUTS = TILES_N * 8;
 
-// Computes OUTPUTS outputs from row `n0` on of a weight of `n` rows, whose first group is `weight_group`. The rows of a
+// Computes OUTPUTS outputs from row `n0` on of `n` rows of a weight, of which the first is row `weight_row`. The rows of a
 // lane's fragments are eight apart; `offset(i)` returns the number of elements before the i-th. `write(r, column, sum)`
 // gets the sums, by row and column of the tile.
 template <class F, class T, int TILES_M, class Offset, class Write>
-DEVICE void multiply_groups(const QuantWeight& weight, u64 weight_group, u32 n0, u32 n, u32 groups, const T* input,
+DEVICE void multiply_groups(const QuantWeight& weight, u64 weight_row, u32 n0, u32 n, u32 groups, const T* input,
                             Offset offset, Write write) {
     constexpr u32 SLOTS = TILES_M * TILES_N * 4;
     SHARED_ARRAY(float, partial, WARPS * SLOTS * 32);
@@ -35,7 +35,7 @@ DEVICE void multiply_groups(const QuantWeight& weight, u64 weight_group, u32 n0,
 #pragma unroll
             for (u32 j = 0; j < TILES_N; ++j) {
                 const u32 row = min(n0 + j * 8 + line, n - 1);
-                const auto group = F::template read<2>(weight, weight_group + (u64)row * groups + at, part);
+                const auto group = F::template read<2>(weight, GroupAt(weight_row + row, groups, at), part);
 #pragma unroll
                 for (u32 half = 0; half < 2; ++half) {
                     float values[4];
@@ -93,7 +93,7 @@ DEVICE void expert_gemm_quant(const ExpertLinearParams& p) {
     for (u32 i = 0; i < TILES_M * 2; ++i) rows[i] = own.pair(p, i * 8 + lane_id() / 4) / p.share;
     const LinearParams output = own.template output<T>(p);
     multiply_groups<F, T, TILES_M>(
-        p.quant, (u64)own.expert * p.n * groups, n0, p.n, groups, (const T*)p.input,
+        p.quant, (u64)own.expert * p.n, n0, p.n, groups, (const T*)p.input,
         [&](u32 i) { return (u64)rows[i] * p.input_stride; },
         [&](u32 row, u32 column, float sum) {
             if (row < own.count) write_output<T>(output, own.pair(p, row), n0 + column, sum);

@@ -266,8 +266,8 @@ struct LinearParams {
 struct QuantWeight {
     const u8* codes;   // the codes, or their lower bits
     const u8* high;    // the upper bits of the codes: Q5_0, Q5_1, Q3_K, Q5_K, Q6_K
-    const u8* scales;  // the factors of a super-block's groups, or the exponents or zero points of groups
-    const u8* deltas;  // scales, or scales and minima: all but Q4_K, Q5_K, IQ4_XS and MXFP4
+    const u8* scales;  // the factors of a super-block's groups, or the exponents, zero points or factors of groups
+    const u8* deltas;  // scales, or scales and minima: all but Q4_K, Q5_K, IQ4_XS and MXFP4; of rows for NVFP4
 };
 
 // Parameters of rounding activations to 8 bits, codes * scale: in blocks of 32, or to e4m3 by rows.

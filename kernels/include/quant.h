@@ -177,16 +177,21 @@ DEVICE float half_at(const u8* plane, u64 index) {
     return to_float(value);
 }
 
-// The formats. `read` returns the group with this index in the whole weight. SCALES and MINS are the numbers of scales
-// and minima of a group.
+// Place of a group in a weight: the row, for what a whole row shares, and the group's index among those of all rows.
+struct GroupAt {
+    u64 row, index;
+    DEVICE GroupAt(u64 row, u32 groups, u32 nth) : row(row), index(row * groups + nth) {}
+};
+
+// The formats. `read` returns the group at this place. SCALES and MINS are the numbers of scales and minima of a group.
 
 struct Q4_0 {
     static constexpr u32 SCALES = 1, MINS = 1;
     template <int WORDS>
-    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
         QuantGroup<WORDS> group;
-        group.read_nibbles(weight.codes, index, part);
-        const float scale = half_at(weight.deltas, index);
+        group.read_nibbles(weight.codes, at.index, part);
+        const float scale = half_at(weight.deltas, at.index);
         // Codes are unsigned, and a minimum compensates for their offset.
         group.set_scale(scale);
         group.set_min(-8.0f * scale);
@@ -197,10 +202,10 @@ struct Q4_0 {
 struct Q4_1 {
     static constexpr u32 SCALES = 1, MINS = 1;
     template <int WORDS>
-    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
         QuantGroup<WORDS> group;
-        group.read_nibbles(weight.codes, index, part);
-        group.read_scale_and_min(weight.deltas, index);
+        group.read_nibbles(weight.codes, at.index, part);
+        group.read_scale_and_min(weight.deltas, at.index);
         return group;
     }
 };
@@ -208,11 +213,11 @@ struct Q4_1 {
 struct Q5_0 {
     static constexpr u32 SCALES = 1, MINS = 1;
     template <int WORDS>
-    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
         QuantGroup<WORDS> group;
-        group.read_nibbles(weight.codes, index, part);
-        group.template add_bits<4>(weight.high, index, part);
-        const float scale = half_at(weight.deltas, index);
+        group.read_nibbles(weight.codes, at.index, part);
+        group.template add_bits<4>(weight.high, at.index, part);
+        const float scale = half_at(weight.deltas, at.index);
         group.set_scale(scale);
         group.set_min(-16.0f * scale);
         return group;
@@ -222,11 +227,11 @@ struct Q5_0 {
 struct Q5_1 {
     static constexpr u32 SCALES = 1, MINS = 1;
     template <int WORDS>
-    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
         QuantGroup<WORDS> group;
-        group.read_nibbles(weight.codes, index, part);
-        group.template add_bits<4>(weight.high, index, part);
-        group.read_scale_and_min(weight.deltas, index);
+        group.read_nibbles(weight.codes, at.index, part);
+        group.template add_bits<4>(weight.high, at.index, part);
+        group.read_scale_and_min(weight.deltas, at.index);
         return group;
     }
 };
@@ -234,10 +239,10 @@ struct Q5_1 {
 struct Q8_0 {
     static constexpr u32 SCALES = 1, MINS = 0;
     template <int WORDS>
-    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
         QuantGroup<WORDS> group;
-        group.read_bytes(weight.codes, index, part);
-        group.set_scale(half_at(weight.deltas, index));
+        group.read_bytes(weight.codes, at.index, part);
+        group.set_scale(half_at(weight.deltas, at.index));
         group.set_min(0.0f);
         return group;
     }
@@ -246,12 +251,12 @@ struct Q8_0 {
 struct Q2_K {
     static constexpr u32 SCALES = 2, MINS = 2;
     template <int WORDS>
-    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
         QuantGroup<WORDS> group;
         group.clear();
-        group.template add_pairs<0>(weight.codes, index, part);
-        Vec<f16, 2> pair = load<2>((const f16*)weight.deltas + index / 8 * 2);
-        const u32 factors = *((const u16*)weight.scales + index);
+        group.template add_pairs<0>(weight.codes, at.index, part);
+        Vec<f16, 2> pair = load<2>((const f16*)weight.deltas + at.index / 8 * 2);
+        const u32 factors = *((const u16*)weight.scales + at.index);
 #pragma unroll
         for (u32 half = 0; half < 2; ++half) {
             group.scale[half] = to_float(pair.x[0]) * (float)(factors >> 8 * half & 15);
@@ -264,20 +269,20 @@ struct Q2_K {
 struct Q3_K {
     static constexpr u32 SCALES = 2, MINS = 0;
     template <int WORDS>
-    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
         QuantGroup<WORDS> group;
         group.clear();
-        group.template add_pairs<0>(weight.codes, index, part);
-        group.template add_bits<2>(weight.high, index, part);
+        group.template add_pairs<0>(weight.codes, at.index, part);
+        group.template add_bits<2>(weight.high, at.index, part);
         group.template subtract_from_codes<4>();
         // Eight bytes hold the low four bits of a block's sixteen factors, with those of the last eight in the upper
         // nibbles. Four bytes hold the upper two bits, those of factors 4i to 4i + 3 in bits 2i and 2i + 1. A group has
         // two adjacent factors.
-        const u16* packed = (const u16*)weight.scales + index / 8 * 6;
-        const u32 at = index % 8;
-        const u32 low = packed[at % 4] >> at / 4 * 4 & 0x0f0f, high = packed[4 + at % 2] >> at / 2 * 2 & 0x0303;
+        const u16* packed = (const u16*)weight.scales + at.index / 8 * 6;
+        const u32 nth = at.index % 8;
+        const u32 low = packed[nth % 4] >> nth / 4 * 4 & 0x0f0f, high = packed[4 + nth % 2] >> nth / 2 * 2 & 0x0303;
         const u32 factors = low | high << 4;
-        const float scale = half_at(weight.deltas, index / 8);
+        const float scale = half_at(weight.deltas, at.index / 8);
         group.scale[0] = scale * (float)((int)(factors & 63) - 32);
         group.scale[1] = scale * (float)((int)(factors >> 8) - 32);
         group.set_min(0.0f);
@@ -288,10 +293,10 @@ struct Q3_K {
 struct Q4_K {
     static constexpr u32 SCALES = 1, MINS = 1;
     template <int WORDS>
-    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
         QuantGroup<WORDS> group;
-        group.read_nibbles(weight.codes, index, part);
-        group.read_super_scales(weight.scales, index);
+        group.read_nibbles(weight.codes, at.index, part);
+        group.read_super_scales(weight.scales, at.index);
         return group;
     }
 };
@@ -299,11 +304,11 @@ struct Q4_K {
 struct Q5_K {
     static constexpr u32 SCALES = 1, MINS = 1;
     template <int WORDS>
-    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
         QuantGroup<WORDS> group;
-        group.read_nibbles(weight.codes, index, part);
-        group.template add_bits<4>(weight.high, index, part);
-        group.read_super_scales(weight.scales, index);
+        group.read_nibbles(weight.codes, at.index, part);
+        group.template add_bits<4>(weight.high, at.index, part);
+        group.read_super_scales(weight.scales, at.index);
         return group;
     }
 };
@@ -311,13 +316,13 @@ struct Q5_K {
 struct Q6_K {
     static constexpr u32 SCALES = 2, MINS = 0;
     template <int WORDS>
-    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
         QuantGroup<WORDS> group;
-        group.read_nibbles(weight.codes, index, part);
-        group.template add_pairs<4>(weight.high, index, part);
+        group.read_nibbles(weight.codes, at.index, part);
+        group.template add_pairs<4>(weight.high, at.index, part);
         group.template subtract_from_codes<32>();
-        const float scale = half_at(weight.deltas, index / 8);
-        const i8* factors = (const i8*)weight.scales + index * 2;
+        const float scale = half_at(weight.deltas, at.index / 8);
+        const i8* factors = (const i8*)weight.scales + at.index * 2;
         group.scale[0] = scale * (float)factors[0];
         group.scale[1] = scale * (float)factors[1];
         group.set_min(0.0f);
@@ -328,12 +333,29 @@ struct Q6_K {
 struct MXFP4 {
     static constexpr u32 SCALES = 1, MINS = 0;
     template <int WORDS>
-    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
         QuantGroup<WORDS> group;
-        group.read_e2m1(weight.codes, index, part);
+        group.read_e2m1(weight.codes, at.index, part);
         // Half of 2^(exponent - 127), because the values are doubled. The two smallest are denormal.
-        const u32 exponent = weight.scales[index];
+        const u32 exponent = weight.scales[at.index];
         group.set_scale(__uint_as_float(exponent < 2 ? 0x200000u << exponent : (exponent - 1) << 23));
+        group.set_min(0.0f);
+        return group;
+    }
+};
+
+struct NVFP4 {
+    static constexpr u32 SCALES = 2, MINS = 0;
+    template <int WORDS>
+    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
+        QuantGroup<WORDS> group;
+        group.read_e2m1(weight.codes, at.index, part);
+        float scales[4];
+        widen_e4m3(((const u16*)weight.scales)[at.index], scales);
+        // The row's factor makes up for the doubled values.
+        const float factor = ((const float*)weight.deltas)[at.row];
+        group.scale[0] = scales[0] * factor;
+        group.scale[1] = scales[1] * factor;
         group.set_min(0.0f);
         return group;
     }
@@ -342,10 +364,10 @@ struct MXFP4 {
 struct IQ4_NL {
     static constexpr u32 SCALES = 1, MINS = 0;
     template <int WORDS>
-    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
         QuantGroup<WORDS> group;
-        group.read_iq4(weight.codes, index, part);
-        group.set_scale(half_at(weight.deltas, index));
+        group.read_iq4(weight.codes, at.index, part);
+        group.set_scale(half_at(weight.deltas, at.index));
         group.set_min(0.0f);
         return group;
     }
@@ -354,14 +376,14 @@ struct IQ4_NL {
 struct IQ4_XS {
     static constexpr u32 SCALES = 1, MINS = 0;
     template <int WORDS>
-    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
         QuantGroup<WORDS> group;
-        group.read_iq4(weight.codes, index, part);
+        group.read_iq4(weight.codes, at.index, part);
         // An f16 scale, the upper pairs of bits of eight factors, and their lower nibbles.
-        const uint2 header = *((const uint2*)weight.scales + index / 8);
+        const uint2 header = *((const uint2*)weight.scales + at.index / 8);
         Vec<f16, 2> pair;
         pair.registers = header.x;
-        const u32 factor = (header.y >> index % 8 * 4 & 15) | (header.x >> (16 + index % 8 * 2) & 3) << 4;
+        const u32 factor = (header.y >> at.index % 8 * 4 & 15) | (header.x >> (16 + at.index % 8 * 2) & 3) << 4;
         group.set_scale(to_float(pair.x[0]) * ((float)factor - 32.0f));
         group.set_min(0.0f);
         return group;
@@ -371,12 +393,12 @@ struct IQ4_XS {
 struct INT4 {
     static constexpr u32 SCALES = 1, MINS = 1;
     template <int WORDS>
-    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
         QuantGroup<WORDS> group;
-        group.read_nibbles(weight.codes, index, part);
-        const float scale = half_at(weight.deltas, index);
+        group.read_nibbles(weight.codes, at.index, part);
+        const float scale = half_at(weight.deltas, at.index);
         group.set_scale(scale);
-        group.set_min(-(float)weight.scales[index] * scale);
+        group.set_min(-(float)weight.scales[at.index] * scale);
         return group;
     }
 };
@@ -384,15 +406,15 @@ struct INT4 {
 struct INT8 {
     static constexpr u32 SCALES = 1, MINS = 1;
     template <int WORDS>
-    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
         QuantGroup<WORDS> group;
-        group.read_bytes(weight.codes, index, part);
+        group.read_bytes(weight.codes, at.index, part);
         // Codes and zero point become signed by the same offset.
 #pragma unroll
         for (u32 i = 0; i < WORDS; ++i) group.q[i] ^= 0x80808080;
-        const float scale = ((const float*)weight.deltas)[index];
+        const float scale = ((const float*)weight.deltas)[at.index];
         group.set_scale(scale);
-        group.set_min((128.0f - (float)weight.scales[index]) * scale);
+        group.set_min((128.0f - (float)weight.scales[at.index]) * scale);
         return group;
     }
 };
@@ -418,10 +440,10 @@ struct F8_E4M3 {
     static DEVICE void decode(u32 codes, float (&out)[4]) { widen_e4m3(codes, out); }
 
     template <int WORDS>
-    static DEVICE NumberGroup<F8_E4M3, WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+    static DEVICE NumberGroup<F8_E4M3, WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
         NumberGroup<F8_E4M3, WORDS> group;
-        group.codes.read_bytes(weight.codes, index, part);
-        group.scale = ((const float*)weight.deltas)[index];
+        group.codes.read_bytes(weight.codes, at.index, part);
+        group.scale = ((const float*)weight.deltas)[at.index];
         return group;
     }
 };
@@ -454,10 +476,10 @@ struct TableFormat {
     }
 
     template <int WORDS>
-    static DEVICE NumberGroup<TableFormat, WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {
+    static DEVICE NumberGroup<TableFormat, WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
         NumberGroup<TableFormat, WORDS> group;
-        group.codes.read_nibbles(weight.codes, index, part);
-        group.scale = ((const float*)weight.deltas)[index];
+        group.codes.read_nibbles(weight.codes, at.index, part);
+        group.scale = ((const float*)weight.deltas)[at.index];
         return group;
     }
 };

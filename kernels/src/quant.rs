@@ -3,7 +3,8 @@
 //! GGUF blocks have 18 to 210 bytes, so in a file neither codes nor scales are aligned. On the device a weight `[N, K]`
 //! is stored as **planes**, each `[N, K / group]` of one kind of item and aligned to 16 bytes: the codes of 32 adjacent
 //! elements are one 16-byte load (two for Q8_0, 8 bytes for 2-bit codes) and contiguous with those of the next 32.
-//! Nothing is rounded and nothing is added: the planes contain the file's bits, in as many bytes.
+//! Nothing is rounded and nothing is added: the planes contain the file's bits, in as many bytes. NVFP4 is the exception:
+//! the scale of a whole matrix, which each block of 32 has, is kept once for a row, as a factor.
 //!
 //! | format | `codes`, 32 elements | `high`, 32 elements | `scales` | `deltas` |
 //! |---|---|---|---|---|
@@ -18,6 +19,7 @@
 //! | Q5_K | nibbles | bits | the 16 bytes before a block's codes per 256 | |
 //! | Q6_K | nibbles | pairs | i8 factor per 16 | f16 scale per 256 |
 //! | MXFP4 | nibbles | | u8 exponent per 32 | |
+//! | NVFP4 | nibbles | | e4m3 factor per 16 | f32 factor per row, see [`nvfp4_factor`] |
 //! | IQ4_NL | nibbles | | | f16 scale per 32 |
 //! | IQ4_XS | nibbles | | the 8 bytes before a block's codes per 256 | |
 //! | INT4 | nibbles | | u8 zero point per 32 | f16 scale per 32 |
@@ -59,6 +61,8 @@ pub enum QuantFormat {
     Q6K,
     /// 4-bit floating-point blocks of 32 with a power of two as scale.
     Mxfp4,
+    /// 4-bit floating-point blocks of 32 with an e4m3 factor for each half and a scale that a whole matrix shares.
+    Nvfp4,
     /// 4-bit indices of a table in blocks of 32 with an f16 scale.
     Iq4Nl,
     /// 4-bit super-blocks of 256 of the same indices.
@@ -83,7 +87,7 @@ const GROUP: usize = 32;
 
 impl QuantFormat {
     /// All formats.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Q4_0,
         Self::Q4_1,
         Self::Q5_0,
@@ -95,6 +99,7 @@ impl QuantFormat {
         Self::Q5K,
         Self::Q6K,
         Self::Mxfp4,
+        Self::Nvfp4,
         Self::Iq4Nl,
         Self::Iq4Xs,
         Self::Int4,
@@ -123,6 +128,7 @@ impl QuantFormat {
             Self::Q5K => "q5_k",
             Self::Q6K => "q6_k",
             Self::Mxfp4 => "mxfp4",
+            Self::Nvfp4 => "nvfp4",
             Self::Iq4Nl => "iq4_nl",
             Self::Iq4Xs => "iq4_xs",
             Self::Int4 => "int4",
@@ -147,6 +153,7 @@ impl QuantFormat {
             Self::Q5K => "Q5_K",
             Self::Q6K => "Q6_K",
             Self::Mxfp4 => "MXFP4",
+            Self::Nvfp4 => "NVFP4",
             Self::Iq4Nl => "IQ4_NL",
             Self::Iq4Xs => "IQ4_XS",
             Self::Int4 => "INT4",
@@ -160,7 +167,7 @@ impl QuantFormat {
     /// Returns the number of elements in a block of the file; K is a multiple of it.
     pub const fn block_elements(self) -> usize {
         match self {
-            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Mxfp4 => 32,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Mxfp4 | Self::Nvfp4 => 32,
             Self::Iq4Nl | Self::Int4 | Self::Int8 | Self::F8E4M3 | Self::Nf4 | Self::Fp4 => 32,
             Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs => 256,
         }
@@ -169,7 +176,12 @@ impl QuantFormat {
     /// Returns the size of a block of the file in bytes.
     pub const fn block_bytes(self) -> usize {
         let planes = self.plane_bytes();
-        planes[0] + planes[1] + planes[2] + planes[3]
+        planes[0] + planes[1] + planes[2] + planes[3] + self.row_bytes()
+    }
+
+    /// Returns the number of bytes that each block of a file has and a row on the device has once, in the plane of deltas.
+    const fn row_bytes(self) -> usize {
+        if matches!(self, Self::Nvfp4) { size_of::<f32>() } else { 0 }
     }
 
     /// Returns the number of bytes of a block for each plane: codes, high, scales, deltas.
@@ -186,6 +198,7 @@ impl QuantFormat {
             Self::Q5K => [128, 32, 16, 0],
             Self::Q6K => [128, 64, 16, 2],
             Self::Mxfp4 => [16, 0, 1, 0],
+            Self::Nvfp4 => [16, 0, 2, 0],
             Self::Iq4Xs => [128, 0, 8, 0],
             Self::Int4 => [16, 0, 1, 2],
             Self::Int8 => [32, 0, 1, 4],
@@ -201,6 +214,8 @@ pub struct QuantLayout {
     format: QuantFormat,
     /// Number of blocks: N · K / elements of a block.
     blocks: usize,
+    /// Number of blocks of a row.
+    row_blocks: usize,
     /// Offset of each plane; the last is the end.
     starts: [usize; 5],
 }
@@ -212,13 +227,15 @@ impl QuantLayout {
         if !cols.is_multiple_of(format.block_elements()) {
             return None;
         }
-        let blocks = rows.checked_mul(cols / format.block_elements())?;
+        let row_blocks = cols / format.block_elements();
+        let blocks = rows.checked_mul(row_blocks)?;
         let mut starts = [0usize; 5];
         for (plane, bytes) in format.plane_bytes().into_iter().enumerate() {
-            let end = starts[plane].checked_add(blocks.checked_mul(bytes)?)?;
+            let of_rows = if plane == 3 { rows.checked_mul(format.row_bytes())? } else { 0 };
+            let end = starts[plane].checked_add(blocks.checked_mul(bytes)?)?.checked_add(of_rows)?;
             starts[plane + 1] = end.checked_next_multiple_of(ALIGNMENT)?;
         }
-        Some(Self { format, blocks, starts })
+        Some(Self { format, blocks, row_blocks, starts })
     }
 
     /// Returns the size on the device in bytes, a multiple of 16.
@@ -228,7 +245,8 @@ impl QuantLayout {
 
     /// Returns the planes of a weight at the address `base`, a multiple of 16.
     pub fn planes(&self, base: DevicePtr) -> QuantWeight {
-        let bytes = self.format.plane_bytes();
+        let mut bytes = self.format.plane_bytes();
+        bytes[3] += self.format.row_bytes();
         let at = |plane: usize| if bytes[plane] == 0 { 0 } else { base + self.starts[plane] as u64 };
         QuantWeight { codes: at(0), high: at(1), scales: at(2), deltas: at(3) }
     }
@@ -276,6 +294,16 @@ impl QuantLayout {
                     plane(2, &mut |to| to.copy_from_slice(&block[..8]));
                     plane(0, &mut |to| to.copy_from_slice(&block[8..]));
                 }
+                QuantFormat::Nvfp4 => {
+                    plane(2, &mut |to| to.copy_from_slice(&block[4..6]));
+                    plane(0, &mut |to| to.copy_from_slice(&block[6..]));
+                    if i.is_multiple_of(self.row_blocks) {
+                        let whole = f32::from_le_bytes([block[0], block[1], block[2], block[3]]);
+                        let factor = nvfp4_factor(whole).to_le_bytes();
+                        out[self.starts[3] + i / self.row_blocks * factor.len()..][..factor.len()]
+                            .copy_from_slice(&factor);
+                    }
+                }
                 QuantFormat::Mxfp4 => {
                     plane(2, &mut |to| to.copy_from_slice(&block[..1]));
                     plane(0, &mut |to| to.copy_from_slice(&block[1..]));
@@ -309,6 +337,14 @@ impl QuantLayout {
             }
         }
     }
+}
+
+/// Returns the factor of a row of NVFP4 from the scale of its matrix: the scale, or the f32 nearest to the inverse of its
+/// magnitude if it is negative, which makes it a divisor. Weights are within 2⁻²³ of theirs. It is halved because kernels read
+/// the values of codes doubled.
+fn nvfp4_factor(whole: f32) -> f32 {
+    let factor = if whole < 0.0 { -1.0 / whole } else { whole };
+    factor / 2.0
 }
 
 /// Writes the low nibbles of 32 elements: element i together with element i + 16.
@@ -374,9 +410,13 @@ mod tests {
     #[test]
     fn planes_take_no_more_than_the_file() {
         for format in QuantFormat::ALL {
-            let layout = QuantLayout::new(format, 16, 512).expect("whole blocks");
-            assert_eq!(layout.bytes(), 16 * 512 / format.block_elements() * format.block_bytes(), "{format:?}");
+            let (rows, blocks) = (16, 16 * 512 / format.block_elements());
+            let layout = QuantLayout::new(format, rows, 512).expect("whole blocks");
+            let once = (blocks - rows) * format.row_bytes();
+            assert_eq!(layout.bytes() + once, blocks * format.block_bytes(), "{format:?}");
         }
+        let layout = QuantLayout::new(QuantFormat::Nvfp4, 16, 512).expect("whole blocks");
+        assert_eq!(layout.bytes(), 16 * (512 / 2 + 512 / 16 + 4), "the scale of the matrix is kept once for a row");
         assert_eq!(QuantLayout::new(QuantFormat::Q4K, 4, 128), None, "half a block");
         assert_eq!(QuantLayout::new(QuantFormat::Q8_0, usize::MAX, 32), None, "too large");
     }
@@ -401,7 +441,8 @@ mod tests {
             let size = format.block_bytes();
             let layout = QuantLayout::new(format, 1, format.block_elements()).expect("whole blocks");
             let mut seen = std::collections::BTreeSet::new();
-            for bit in 0..size * 8 {
+            // What a row has once is not kept as it is.
+            for bit in format.row_bytes() * 8..size * 8 {
                 let (mut block, mut out) = (vec![0; size], vec![0; layout.bytes()]);
                 block[bit / 8] = 1 << (bit % 8);
                 layout.repack(&block, &mut out);
@@ -410,5 +451,21 @@ mod tests {
                 assert!(seen.insert(set[0]), "{format:?} bit {bit} falls on another");
             }
         }
+    }
+
+    #[test]
+    fn rows_of_nvfp4_have_the_factor_of_their_matrix() {
+        let layout = QuantLayout::new(QuantFormat::Nvfp4, 3, 64).expect("whole blocks");
+        // The matrices of two experts follow each other: a factor, and a divisor.
+        let blocks: Vec<u8> = [0.25f32, -3.0, -3.0]
+            .iter()
+            .flat_map(|whole| [[whole.to_le_bytes().as_slice(), &[0x38; 18]].concat(), vec![0; 22]])
+            .flatten()
+            .collect();
+        let mut out = vec![0xff; layout.bytes()];
+        layout.repack(&blocks, &mut out);
+        let deltas = &out[layout.planes(0).deltas as usize..][..12];
+        let found: Vec<_> = deltas.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        assert_eq!(found, [0.125, 0.5 * (1.0 / 3.0), 0.5 * (1.0 / 3.0)]);
     }
 }

@@ -251,7 +251,7 @@ impl Pricer<'_> {
 
     /// Returns the size in bytes of weights so small that they are read once whatever the number of rows.
     fn vectors(&self, ids: impl IntoIterator<Item = WeightId>) -> u64 {
-        ids.into_iter().map(|id| self.weight(id).bytes()).sum()
+        ids.into_iter().map(|id| self.weight(id).kept_bytes()).sum()
     }
 
     fn price(&self, op: &Op) -> Cost {
@@ -316,7 +316,7 @@ impl Pricer<'_> {
 
     fn embed(&self, e: &Embed) -> Cost {
         let table = self.weight(e.table);
-        let row = table.bytes() / table.rows.max(1) as u64;
+        let row = table.kept_bytes() / table.rows.max(1) as u64;
         let out = self.activations(&[e.out]);
         Cost {
             weight_bytes: row * self.step.tokens as u64,
@@ -338,7 +338,7 @@ impl Pricer<'_> {
 
     fn embed_taps(&self, taps: &EmbedTaps) -> Cost {
         let table = self.weight(taps.table);
-        let row = table.bytes() / table.rows.max(1) as u64;
+        let row = table.kept_bytes() / table.rows.max(1) as u64;
         let out = self.activations(&[taps.out]);
         Cost {
             weight_bytes: row * (TAPS * self.step.tokens) as u64,
@@ -399,7 +399,7 @@ impl Pricer<'_> {
         let rows = self.rows(l.input) as u64;
         let written_bytes = rows * weight.rows as u64 * self.size.activation;
         Cost {
-            weight_bytes: if rows == 0 { 0 } else { weight.bytes() },
+            weight_bytes: if rows == 0 { 0 } else { weight.kept_bytes() },
             activation_bytes: rows * (l.heads * weight.cols) as u64 * self.size.activation + written_bytes,
             written_bytes,
             flops: 2 * rows * weight.elements() as u64,
@@ -433,7 +433,7 @@ impl Pricer<'_> {
         let w = self.weight(weight);
         let rows = self.rows(input) as u64;
         Cost {
-            weight_bytes: if rows == 0 { 0 } else { w.bytes() },
+            weight_bytes: if rows == 0 { 0 } else { w.kept_bytes() },
             activation_bytes: self.activations(&[input, out]),
             written_bytes: self.activations(&[out]),
             flops: 2 * rows * (w.rows * w.cols) as u64,
@@ -506,6 +506,6 @@ fn attention_flops(heads: HeadShape) -> u64 {
 
 /// Returns the size of the weights of one expert of an op.
 fn expert_bytes(program: &Program, l: &ExpertLinear) -> u64 {
-    let bytes = |id: WeightId| program.weights[id.0].bytes();
+    let bytes = |id: WeightId| program.weights[id.0].kept_bytes();
     (bytes(l.weight) + l.bias.map_or(0, bytes)) / l.experts.max(1) as u64
 }

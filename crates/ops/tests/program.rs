@@ -127,6 +127,15 @@ fn a_sound_program_passes() {
 }
 
 #[test]
+fn the_scale_of_an_nvfp4_matrix_is_kept_once_for_a_row() {
+    let part = |storage, rows| WeightPart { storage, ..part("part", rows) };
+    let parts = vec![part(StorageType::Nvfp4, 6), part(StorageType::Q4_0, 2)];
+    let weight = Weight { name: "both".into(), rows: 8, cols: 128, parts };
+    assert_eq!(weight.bytes(), 6 * 4 * 22 + 2 * 4 * 18);
+    assert_eq!(weight.kept_bytes(), 6 * (4 * 18 + 4) + 2 * 4 * 18);
+}
+
+#[test]
 fn the_builder_reports_the_first_defect() {
     let message = spoil(|op| {
         if let Op::Linear(l) = op {

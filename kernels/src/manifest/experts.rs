@@ -121,16 +121,20 @@ fn expert_gemm_dense(chip: Chip, dtype: Dtype, tile: GemmTile) -> ExpertProduct 
 
 /// Few pairs take the weight straight to registers, whose reads are many at a time; many decode it to shared memory once.
 fn expert_gemm_quant(format: QuantFormat, dtype: Dtype, tile: GemmTile) -> ExpertProduct {
-    use QuantFormat::{Fp4, Int4, Q2K, Q5_0, Q8_0};
-    // By default the compiler spills a little to fit a fourth CTA on an sm_120.
-    let spills = matches!(format, Fp4 | Int4 | Q2K | Q5_0 | Q8_0);
+    use QuantFormat::{Fp4, Int4, Nvfp4, Q2K, Q5_0, Q8_0};
+    // By default the compiler spills a little to fit a fourth CTA on an sm_100 or an sm_120, or a third one.
+    let resident = match format {
+        Fp4 | Int4 | Q2K | Q5_0 | Q8_0 => 3,
+        Nvfp4 => 2,
+        _ => 0,
+    };
     let (format, name, dtype_in_c) = (format.c_name(), format.name(), dtype.c_name());
     let name = format!("expert_mma_{name}_{}_{}", dtype.name(), tile.name());
     let (instance, cta) = match tile {
         GemmTile::Small => {
             let call = format!("expert_gemm_quant<{format}, {dtype_in_c}, 2>");
             let instance = Instance::new::<ExpertLinearParams>(sources::GEMM_QUANT, name, call, 256);
-            (if spills { instance.resident(3) } else { instance }, [32, 16])
+            (instance.resident(resident), [32, 16])
         }
         GemmTile::Large => {
             let (cta @ [rows, outputs], (threads, warp)) = (gemm_cta(tile), gemm_warps(tile));

@@ -24,6 +24,7 @@ fn storage(format: QuantFormat) -> StorageType {
         QuantFormat::Q5K => StorageType::Q5K,
         QuantFormat::Q6K => StorageType::Q6K,
         QuantFormat::Mxfp4 => StorageType::Mxfp4,
+        QuantFormat::Nvfp4 => StorageType::Nvfp4,
         QuantFormat::Iq4Nl => StorageType::Iq4Nl,
         QuantFormat::Iq4Xs => StorageType::Iq4Xs,
         QuantFormat::Int4 => StorageType::Int4,
@@ -46,6 +47,12 @@ fn elements(format: QuantFormat, block: &[u8]) -> Vec<f64> {
 /// Returns the number in half precision at a place.
 fn half_at(block: &[u8], at: usize) -> f64 {
     f64::from(f16::from_le_bytes([block[at], block[at + 1]]))
+}
+
+/// Returns the value of an e2m1 code.
+fn e2m1(code: u8) -> f64 {
+    let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(code & 7)];
+    if code < 8 { magnitude } else { -magnitude }
 }
 
 fn low(byte: u8) -> f64 {
@@ -78,11 +85,15 @@ fn of_block(format: QuantFormat, block: &[u8]) -> Vec<f64> {
         }
         QuantFormat::Q8_0 => block[2..].iter().map(|b| half(0) * f64::from(*b as i8)).collect(),
         QuantFormat::Mxfp4 => {
-            let magnitudes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
-            let value =
-                |code: u8| if code < 8 { magnitudes[usize::from(code)] } else { -magnitudes[usize::from(code - 8)] };
             let codes = block[1..].iter().map(|b| b & 15).chain(block[1..].iter().map(|b| b >> 4));
-            codes.map(|code| 2f64.powi(i32::from(block[0]) - 127) * value(code)).collect()
+            codes.map(|code| 2f64.powi(i32::from(block[0]) - 127) * e2m1(code)).collect()
+        }
+        QuantFormat::Nvfp4 => {
+            let whole = f32::from_le_bytes([block[0], block[1], block[2], block[3]]);
+            let whole = if whole < 0.0 { -1.0 / f64::from(whole) } else { f64::from(whole) };
+            let halves =
+                block[6..].iter().map(|b| (block[4], b & 15)).chain(block[6..].iter().map(|b| (block[5], b >> 4)));
+            halves.map(|(scale, code)| whole * f64::from(e4m3(scale)) * e2m1(code)).collect()
         }
         QuantFormat::Iq4Nl => {
             let codes = block[2..].iter().map(|b| b & 15).chain(block[2..].iter().map(|b| b >> 4));

@@ -49,8 +49,7 @@ impl Part {
 /// Returns the format in which a storage type is kept; `None` if it is kept as plain numbers.
 const fn format_of(storage: StorageType) -> Option<QuantFormat> {
     match storage {
-        // No kernel reads NVFP4.
-        StorageType::F32 | StorageType::F16 | StorageType::BF16 | StorageType::Nvfp4 => None,
+        StorageType::F32 | StorageType::F16 | StorageType::BF16 => None,
         StorageType::Q4_0 => Some(QuantFormat::Q4_0),
         StorageType::Q4_1 => Some(QuantFormat::Q4_1),
         StorageType::Q5_0 => Some(QuantFormat::Q5_0),
@@ -62,6 +61,7 @@ const fn format_of(storage: StorageType) -> Option<QuantFormat> {
         StorageType::Q5K => Some(QuantFormat::Q5K),
         StorageType::Q6K => Some(QuantFormat::Q6K),
         StorageType::Mxfp4 => Some(QuantFormat::Mxfp4),
+        StorageType::Nvfp4 => Some(QuantFormat::Nvfp4),
         StorageType::Iq4Nl => Some(QuantFormat::Iq4Nl),
         StorageType::Iq4Xs => Some(QuantFormat::Iq4Xs),
         StorageType::Int4 => Some(QuantFormat::Int4),
@@ -415,7 +415,7 @@ mod tests {
     fn formats_are_those_of_the_files() {
         for storage in StorageType::ALL {
             match format_of(storage) {
-                None => assert!(storage.block_elements() == 1 || storage == StorageType::Nvfp4, "{storage}"),
+                None => assert_eq!(storage.block_elements(), 1, "{storage}"),
                 Some(format) => {
                     let (elements, bytes) = (format.block_elements(), format.block_bytes());
                     assert_eq!((elements, bytes), (storage.block_elements(), storage.block_bytes()), "{storage}");

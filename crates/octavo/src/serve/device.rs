@@ -261,7 +261,6 @@ pub(crate) fn load(choice: &Choice, args: &ComposeArgs, mut files: ModelFiles) -
             if cache_type(&kv_cache_dtype)? == CacheType::E4m3 {
                 quantised::describe_kv_scales(&files.program, true);
             }
-            quantised::describe_unpacked(&files.program, backend.dtype());
             let model = files.load(args, &mut backend)?;
             let (device, kv_bytes) = (backend.device().name.clone(), backend.kv_bytes());
             info!(

@@ -1,10 +1,8 @@
 //! Quantised weights: what an operator expects, and what is kept of them.
 
-use std::fmt::Display;
-
 use anyhow::{Result, bail};
 use octavo_models::{Checkpoint, Format, KvScheme, StorageTotal};
-use octavo_ops::{Program, StorageType};
+use octavo_ops::{Program, StorageType, Weight};
 use tracing::{info, warn};
 
 /// Refuses a checkpoint that is quantised in another way than `--quantization` says.
@@ -54,15 +52,6 @@ pub(super) fn describe_kv_scales(program: &Program, on_gpu: bool) {
     }
 }
 
-/// Says which quantised matrices a GPU keeps in `dtype`, because no kernel reads their type.
-pub(super) fn describe_unpacked(program: &Program, dtype: impl Display) {
-    let parts = || program.weights.iter().flat_map(|weight| &weight.parts);
-    let count = parts().filter(|part| part.storage == StorageType::Nvfp4).count();
-    if count > 0 {
-        info!("quantisation: {count} matrices of the type NVFP4 are kept in {dtype} on a GPU");
-    }
-}
-
 /// Says in which storage types quantised matrices are read, and how large they are.
 pub(super) fn describe(checkpoint: &Checkpoint, program: &Program) {
     for StorageTotal { storage, grid, tensors, .. } in checkpoint.storage_summary() {
@@ -78,15 +67,14 @@ pub(super) fn describe(checkpoint: &Checkpoint, program: &Program) {
     }
     let Some(method) = checkpoint.quantisation().filter(|_| checkpoint.format() == Format::HuggingFace) else { return };
     let matrices = program.weights.iter().filter(|weight| weight.cols > 1);
-    let parts =
-        || matrices.clone().flat_map(|weight| weight.parts.iter().map(|part| (part.storage, part.rows * weight.cols)));
+    let parts = || matrices.clone().flat_map(|weight| weight.parts.iter().map(|part| part.storage));
     let kinds = StorageType::ALL.into_iter().filter_map(|storage| {
-        let count = parts().filter(|(found, _)| *found == storage).count();
+        let count = parts().filter(|found| *found == storage).count();
         (count > 0).then(|| format!("{count} as {storage}"))
     });
     let kinds = kinds.collect::<Vec<_>>().join(", ");
-    let elements: usize = parts().map(|(_, elements)| elements).sum();
-    let bytes: usize = parts().filter_map(|(storage, elements)| storage.bytes_for(elements)).sum();
+    let elements: usize = matrices.clone().map(Weight::elements).sum();
+    let bytes: u64 = matrices.map(Weight::kept_bytes).sum();
     info!(
         "quantisation: {method}; matrices: {kinds}; {:.2} bytes per parameter",
         bytes as f64 / elements.max(1) as f64

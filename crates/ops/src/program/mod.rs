@@ -119,6 +119,17 @@ impl Weight {
         };
         self.parts.iter().map(part).sum()
     }
+
+    /// Returns the size in bytes in the memory of backends that keep the storage types, and so of what a product reads: the
+    /// scale that all blocks of an NVFP4 matrix share is kept once for a row.
+    pub fn kept_bytes(&self) -> u64 {
+        let shared = |p: &WeightPart| match p.storage {
+            StorageType::Nvfp4 => p.rows as u64 * (self.cols / p.storage.block_elements()).saturating_sub(1) as u64,
+            _ => 0,
+        };
+        let shared = self.parts.iter().map(shared).sum::<u64>() * size_of::<f32>() as u64;
+        self.bytes().saturating_sub(shared)
+    }
 }
 
 /// Scales of the keys and values of a layer in a cache of 8-bit floating-point numbers (e4m3): a number `x` is stored as

@@ -9,8 +9,8 @@ use super::cases::{Cases, Tables, Work, counted};
 use crate::arena::Plan;
 
 /// Formats of measured weights: dense, and those in which mixtures of experts are published most.
-const FORMATS: [Option<QuantFormat>; 4] =
-    [None, Some(QuantFormat::Q4K), Some(QuantFormat::Mxfp4), Some(QuantFormat::F8E4M3)];
+const FORMATS: [Option<QuantFormat>; 5] =
+    [None, Some(QuantFormat::Q4K), Some(QuantFormat::Mxfp4), Some(QuantFormat::Nvfp4), Some(QuantFormat::F8E4M3)];
 
 impl Cases<'_> {
     /// Adds the product of gate and up of the experts of each step, whose tokens choose experts evenly.

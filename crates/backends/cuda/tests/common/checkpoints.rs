@@ -12,7 +12,7 @@ use octavo_ops::{Backend, Program};
 /// Checkpoints, each with the lead of a token, as a share of the largest logit, above which the choice is clear:
 /// smaller leads depend on the order of sums or, for quantised weights, on activations of 8 bits. These may also change a
 /// choice of experts.
-const CHECKPOINTS: [(&str, f32); 45] = [
+const CHECKPOINTS: [(&str, f32); 47] = [
     ("llama", 1e-4),
     ("llama3-rope", 1e-4),
     ("llama-linear", 1e-4),
@@ -58,6 +58,8 @@ const CHECKPOINTS: [(&str, f32); 45] = [
     ("quantised/fp8-block-32", 1e-4),
     ("quantised/nf4-nested", 1e-4),
     ("quantised/mxfp4", 0.03),
+    ("quantised/nvfp4", 0.03),
+    ("quantised/modelopt-nvfp4", 0.03),
 ];
 
 /// Returns the tokens that two sequences choose in one batch, with their margins, in the order of steps. They continue

@@ -3,7 +3,8 @@
 use octavo_backend_cuda::testing::devices::{H200, L40S, V100};
 use octavo_backend_cuda::{CudaConfig, Dtype};
 use octavo_ops::StorageType::{
-    F8E4M3, F16, Fp4, Int4, Int8, Iq4Nl, Iq4Xs, Mxfp4, Nf4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0,
+    F8E4M3, F16, Fp4, Int4, Int8, Iq4Nl, Iq4Xs, Mxfp4, Nf4, Nvfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K,
+    Q8_0,
 };
 
 use crate::common::quantised::{format_agrees, fp8_inputs_agree, mixture_agrees};
@@ -24,6 +25,8 @@ fn every_format_means_what_candle_reads() {
         (Q6K, H200, Dtype::F32),
         (Mxfp4, H200, Dtype::Bf16),
         (Mxfp4, V100, Dtype::F16),
+        (Nvfp4, H200, Dtype::Bf16),
+        (Nvfp4, V100, Dtype::F16),
         (Iq4Nl, H200, Dtype::Bf16),
         (Iq4Xs, V100, Dtype::F16),
         (Int4, H200, Dtype::F32),
