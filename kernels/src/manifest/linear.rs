@@ -136,7 +136,12 @@ pub fn gemv_quant(format: QuantFormat, dtype: Dtype, out: Dtype, rows: u32) -> I
     let name = format!("gemv_quant_{}_{}_m{rows}", format.name(), types(dtype, out));
     let instance = Instance::new::<QuantLinearParams>(sources::QUANTIZED, name, call, 128).typed(dtype);
     // As in `mmvq`.
-    if rows == 8 { instance.resident(1) } else { instance }
+    match (format, dtype, rows) {
+        (.., 8) => instance.resident(1),
+        (QuantFormat::F8E4M3, Dtype::F32, 1) => instance.resident(7),
+        (QuantFormat::F8E4M3, Dtype::F16 | Dtype::Bf16, 2) => instance.resident(9),
+        _ => instance,
+    }
 }
 
 /// Numbers of rows of a tile of [`gemm_quant`], each with the maximum number of rows of a product that uses it. A row's
