@@ -1,4 +1,5 @@
-// Product of activations and a weight that are both in e4m3, on the tensor cores of sm_89 and sm_120. A row of activations
+// Rounding of activations to e4m3, also for cuBLASLt, the scales of a product of codes, and the product with a weight in e4m3 on the
+// tensor cores of sm_89 and sm_120. A row of activations
 // has one scale, a row of the weight one for each group of 32 inputs. An instruction multiplies one group, and its exact
 // sums are added in f32 after the weight's scale, so the short accumulators of these tensor cores hold 32 products at most.
 #include "quant.h"
@@ -6,11 +7,14 @@
 
 // ------------------------------------------------------------------------------------------- activations
 
+constexpr float MOST = 448.0f;
+// The least scale, as vLLM rounds.
+constexpr float LEAST_SCALE = 1.0f / (MOST * 512.0f);
+
 // A CTA rounds a row to e4m3, with the scale that maps its largest magnitude to the largest number. A row with a value
 // that is not finite gets a scale that is not finite and no codes.
 template <class T>
 DEVICE void quantize_f8(const QuantizeParams& p) {
-    constexpr float MOST = 448.0f;
     SHARED_ARRAY(float, scratch, 32);
     const T* const input = (const T*)p.input + (u64)blockIdx.x * p.k;
     float largest = 0.0f;
@@ -27,8 +31,7 @@ DEVICE void quantize_f8(const QuantizeParams& p) {
     }
     largest = block_max(finite ? largest : __uint_as_float(0x7f800000u), scratch);
     const bool codable = largest < __uint_as_float(0x7f800000u);
-    // As small as a scale may be: 1 / (448 * 512), as vLLM rounds.
-    const float scale = codable ? fmaxf(largest / MOST, 1.0f / (MOST * 512.0f)) : __uint_as_float(0x7fffffffu);
+    const float scale = codable ? fmaxf(largest / MOST, LEAST_SCALE) : __uint_as_float(0x7fffffffu);
     const float inverse = 1.0f / scale;
     for (u32 k = threadIdx.x * WIDE<T>; k < p.k; k += blockDim.x * WIDE<T>) {
         const Vec<T, WIDE<T>> x = load<WIDE<T>>(input + k);
@@ -41,6 +44,44 @@ DEVICE void quantize_f8(const QuantizeParams& p) {
         store((u16*)(p.codes + (u64)blockIdx.x * p.k + k), codes);
     }
     if (threadIdx.x == 0) p.scales[blockIdx.x] = scale;
+}
+
+// The same with a scale for a group of 128 elements, also for a shorter one at the end of a row. Grid: rows, parts of a row. A
+// thread reads 16 bytes and writes 8 codes; sixteen threads have a group, whose scale follows that of the row before.
+template <class T>
+DEVICE void quantize_f8_groups(const QuantizeParams& p) {
+    constexpr u32 EACH = 8, THREADS = 128 / EACH;
+    const u32 k = (blockIdx.y * blockDim.x + threadIdx.x) * EACH, row = blockIdx.x;
+    // Lanes beyond the row take part in the shuffles.
+    const bool valid = k < p.k;
+    const u64 at = (u64)row * p.k + k;
+    Vec<T, EACH> x = {};
+    if (valid) x = load<EACH>((const T*)p.input + at);
+    // Magnitudes are compared as integers, in which NaN is the largest.
+    u32 largest = 0;
+#pragma unroll
+    for (u32 e = 0; e < EACH; ++e) largest = max(largest, __float_as_uint(to_float(x.x[e])) & 0x7fffffffu);
+#pragma unroll
+    for (u32 lanes = 1; lanes < THREADS; lanes *= 2) largest = max(largest, __shfl_xor_sync(ALL_LANES, largest, lanes));
+    const bool codable = largest < 0x7f800000u;
+    const float scale = codable ? fmaxf(__uint_as_float(largest) / MOST, LEAST_SCALE) : __uint_as_float(0x7fffffffu);
+    if (!valid) return;
+    Vec<u16, EACH / 2> codes;
+#pragma unroll
+    for (u32 e = 0; e < EACH / 2; ++e)
+        codes.x[e] = codable ? to_e4m3_pair(to_float(x.x[e * 2]) / scale, to_float(x.x[e * 2 + 1]) / scale) : (u16)0;
+    store((u16*)(p.codes + at), codes);
+    if (threadIdx.x % THREADS == 0) p.scales[(u64)(k / 128) * p.stride + row] = scale;
+}
+
+// Finishes a product whose sums are those of codes: multiplies each with the scales of its row and of the weight's row. Grid: rows,
+// parts of a row. A thread has a column, so a warp reads 128 adjacent bytes of sums and of the weight's scales.
+template <class O>
+DEVICE void scale_f8(const QuantLinearParams& p) {
+    const u32 row = blockIdx.x, column = blockIdx.y * blockDim.x + threadIdx.x;
+    if (column >= p.n) return;
+    const float sum = ((const float*)p.input)[(u64)row * p.n + column];
+    write_output<O>(p, row, column, sum * p.scales[row] * ((const float*)p.weight.scales)[column]);
 }
 
 // ------------------------------------------------------------------------------------------- product

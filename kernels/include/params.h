@@ -270,20 +270,22 @@ struct QuantWeight {
     const u8* deltas;  // scales, or scales and minima: all but Q4_K, Q5_K, IQ4_XS and MXFP4; of rows for NVFP4
 };
 
-// Parameters of rounding activations to 8 bits, codes * scale: in blocks of 32, or to e4m3 by rows.
+// Parameters of rounding activations to 8 bits, codes * scale: in blocks of 32, or to e4m3 by rows or groups of 128.
 struct QuantizeParams {
     const void* input;  // [m, k] T
     i8* codes;          // [m, k], -127..127, or the bits of e4m3
-    float* scales;      // [m, k / 32, 2]: scale, and scale * sum of the block's codes; [m] for e4m3
+    float* scales;      // [m, k / 32, 2]: scale, and scale * sum of the block's codes; [m] for rows in e4m3
     u32 m;
     u32 k;              // a multiple of 32
+    u32 stride;         // groups in e4m3: scales are [(k + 127) / 128, stride]
+    u32 reserved;
 };
 
 // Like LinearParams, with a quantised weight and the activations from quantize_activations.
 struct QuantLinearParams {
     QuantWeight weight;   // [n, k]
-    const void* input;    // [m, k]: i8 for mmvq, e4m3 for gemm_f8, T for gemm_quant
-    const float* scales;  // [m, k / 32, 2], [m] for gemm_f8
+    const void* input;    // [m, k]: i8 for mmvq, e4m3 for gemm_f8, T for gemm_quant; sums [m, n] of f32 for scale_f8
+    const float* scales;  // [m, k / 32, 2], [m] for gemm_f8 and scale_f8
     const float* bias;    // [n], or null
     const void* add;      // [m, n] O with rows out_stride apart, or null; may be out itself
     void* out;            // [m, n] O with rows out_stride apart

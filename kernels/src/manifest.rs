@@ -23,7 +23,7 @@ pub use fill::fill;
 pub use images::{MediaMove, embed_taps, mean_rows, media_rows, patches};
 pub use linear::{
     GEMM_F8_TILE, GEMM_QUANT_TILES, GemmTile, dequantize, gemm, gemm_f8, gemm_quant, gemv, gemv_quant, gemv_rows, mmvq,
-    mmvq_rows, quantize_activations, quantize_f8,
+    mmvq_rows, quantize_activations, quantize_f8, quantize_f8_groups, scale_f8,
 };
 pub use lora::{lora_expand, lora_expand_table, lora_shrink};
 pub use rows::{
@@ -120,6 +120,11 @@ impl Chip {
         self.major >= 8
     }
 
+    /// Returns whether the chip has 8-bit floating-point numbers.
+    pub const fn has_fp8(self) -> bool {
+        self.major >= 9 || (self.major == 8 && self.minor >= 9)
+    }
+
     /// Returns whether an instruction of a warp multiplies 8-bit floating-point numbers on the tensor cores: Ada and the
     /// Blackwell of workstations. Hopper and the Blackwell of data centres do so only by instructions of a warp group; the
     /// compiler makes half-precision products of the warp's instruction there.
@@ -186,6 +191,8 @@ pub enum Chips {
     BeforeSm80,
     /// sm_80 and later.
     FromSm80,
+    /// Those with [`Chip::has_fp8`].
+    Fp8,
     /// Those with [`Chip::has_fp8_mma`].
     Fp8Mma,
 }
@@ -197,6 +204,7 @@ impl Chips {
             Self::All => true,
             Self::BeforeSm80 => !chip.has_sm80(),
             Self::FromSm80 => chip.has_sm80(),
+            Self::Fp8 => chip.has_fp8(),
             Self::Fp8Mma => chip.has_fp8_mma(),
         }
     }

@@ -1,7 +1,9 @@
-// libcublasLt.so.12 of the stand-in: products in the simplest way, column-major like cuBLASLt, of f32, f16 and bf16
-// with sums in f32. It accepts the requests of the CUDA backend and refuses all others.
+// libcublasLt.so.12 of the stand-in: products in the simplest way, column-major like cuBLASLt, of f32, f16, bf16 and e4m3
+// with sums in f32. It accepts the requests of the CUDA backend and refuses all others. Of the modes of scales it has none, as a
+// scale of 1, and those that only compute capability 9.0 supports. standin_refuse("CUBLASLT_MATMUL_DESC_A_SCALE_MODE") makes it a library before 12.9.
 #include <dlfcn.h>
 
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -10,17 +12,23 @@
 namespace {
 
 enum Status { SUCCESS = 0, INVALID_VALUE = 7, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
-enum Type { R_32F = 0, R_16F = 2, R_16BF = 14 };
+enum Type { R_32F = 0, R_16F = 2, R_16BF = 14, R_8F_E4M3 = 28 };
+// cublasLtMatmulMatrixScale_t: one scale for a matrix, for each of its rows (as a row-major factor has them), for each 128
+// elements of a row, and for each 128 x 128 elements.
+enum Mode { SCALAR = 0, ROWS = 3, VECTORS = 4, BLOCKS = 5 };
 
 struct Description {
     int transpose_a = 0, transpose_b = 0, epilogue = 1;
     uint64_t bias = 0;
+    // Of the factors a and b.
+    int modes[2] = {SCALAR, SCALAR};
+    uint64_t scales[2] = {};
 };
 struct Layout {
     int type;
     uint64_t rows, columns;
     int64_t stride;
-    size_t element() const { return type == R_32F ? 4 : 2; }
+    size_t element() const { return type == R_32F ? 4 : type == R_8F_E4M3 ? 1 : 2; }
     size_t bytes() const { return element() * ((columns - 1) * (uint64_t)stride + rows); }
 };
 // Preferences by attribute. The default alignment is 256.
@@ -36,8 +44,17 @@ struct Heuristic {
     int reserved[4];
 };
 
+// Four bits of exponent with a bias of 7 and three of mantissa; no infinity.
+float of_e4m3(uint8_t code) {
+    int exponent = code >> 3 & 15, mantissa = code & 7;
+    if ((code & 0x7f) == 0x7f) return __builtin_nanf("");
+    float value = exponent ? ldexpf((float)(mantissa + 8), exponent - 10) : ldexpf((float)mantissa, -9);
+    return code >> 7 ? -value : value;
+}
+
 float load(int type, uint64_t base, uint64_t index) {
     if (type == R_32F) return ((const float*)base)[index];
+    if (type == R_8F_E4M3) return of_e4m3(((const uint8_t*)base)[index]);
     uint16_t bits = ((const uint16_t*)base)[index];
     if (type == R_16F) {
         _Float16 number;
@@ -63,11 +80,34 @@ void store(int type, uint64_t base, uint64_t index, float value) {
     }
 }
 
+// Number of elements with one scale.
+constexpr uint64_t SIDE = 128;
+
+uint64_t padded_groups(uint64_t k) { return (k + SIDE * 4 - 1) / (SIDE * 4) * 4; }
+
+// Returns the number of scales of a factor [k, rows].
+uint64_t count_of_scales(int mode, const Layout& factor) {
+    uint64_t k = factor.rows, rows = factor.columns;
+    return mode == ROWS ? rows : mode == VECTORS ? (k + SIDE - 1) / SIDE * rows : padded_groups(k) * ((rows + SIDE - 1) / SIDE);
+}
+
 struct Product {
     Description description;
     Layout a, b, d;
     uint64_t at_a, at_b, at_c, at_d;
     float alpha, beta;
+
+    // Returns the scale of 128 elements of a row of a factor.
+    float scale(int which, uint64_t row, uint64_t group) const {
+        const Layout& factor = which ? b : a;
+        const float* scales = (const float*)description.scales[which];
+        switch (description.modes[which]) {
+            case ROWS: return scales[row];
+            case VECTORS: return scales[group * factor.columns + row];
+            case BLOCKS: return scales[row / SIDE * padded_groups(factor.rows) + group];
+            default: return 1;
+        }
+    }
 };
 
 int multiply(void* data) {
@@ -82,7 +122,15 @@ int multiply(void* data) {
         for (uint64_t j = 0; j < k; j++) column[j] = load(p.b.type, p.at_b, m * (uint64_t)p.b.stride + j);
         for (uint64_t i = 0; i < p.d.rows; i++) {
             float sum = 0;
-            for (uint64_t j = 0; j < k; j++) sum += weights[i * k + j] * column[j];
+            if (p.a.type == R_8F_E4M3) {
+                for (uint64_t group = 0; group * SIDE < k; group++) {
+                    float part = 0;
+                    for (uint64_t j = group * SIDE; j < k && j < (group + 1) * SIDE; j++) part += weights[i * k + j] * column[j];
+                    sum += part * p.scale(0, i, group) * p.scale(1, m, group);
+                }
+            } else {
+                for (uint64_t j = 0; j < k; j++) sum += weights[i * k + j] * column[j];
+            }
             uint64_t at = m * (uint64_t)p.d.stride + i;
             float value = p.alpha * sum;
             if (p.beta != 0) value += p.beta * load(p.d.type, p.at_c, at);
@@ -97,6 +145,23 @@ int multiply(void* data) {
 template <class F>
 F of_driver(const char* name) {
     return (F)dlsym(RTLD_DEFAULT, name);
+}
+
+// Returns whether the modes of the scales fit factors of a type, and the device multiplies them.
+bool scales_fit(const Description& of, const Layout& a, const Layout& b, const Layout& d) {
+    int first = of.modes[0], second = of.modes[1];
+    if (a.type != R_8F_E4M3) return first == SCALAR && second == SCALAR && !of.scales[0] && !of.scales[1];
+    bool plain = first == SCALAR && second == SCALAR, rows = first == ROWS && second == ROWS;
+    bool blocks = (first == VECTORS || first == BLOCKS) && (second == VECTORS || second == BLOCKS) && first + second < 2 * BLOCKS;
+    int capability = of_driver<int (*)()>("standin_capability")();
+    if (plain ? capability < 89 : capability != 90 || !(rows || blocks)) return false;
+    if (blocks && (a.columns % 4 || b.columns % 4)) return false;
+    for (uint64_t scales : of.scales) {
+        if (plain ? scales : !scales || scales % 16) return false;
+    }
+    // Rows of all matrices are aligned to 16 bytes, and the output is wider than the factors.
+    return a.rows % 16 == 0 && a.stride % 16 == 0 && b.stride % 16 == 0 && d.rows * d.element() % 16 == 0 &&
+           d.stride * d.element() % 16 == 0 && d.type != R_8F_E4M3;
 }
 
 }  // namespace
@@ -125,6 +190,10 @@ API int cublasLtMatmulDescSetAttribute(void* description, int attribute, const v
         case 4: return bytes == 4 ? (memcpy(&found.transpose_b, value, 4), SUCCESS) : INVALID_VALUE;
         case 7: return bytes == 4 ? (memcpy(&found.epilogue, value, 4), SUCCESS) : INVALID_VALUE;
         case 8: return bytes == 8 ? (memcpy(&found.bias, value, 8), SUCCESS) : INVALID_VALUE;
+        case 17: case 18: return bytes == 8 ? (memcpy(&found.scales[attribute - 17], value, 8), SUCCESS) : INVALID_VALUE;
+        case 31: case 32:
+            if (int error = of_driver<int (*)(const char*)>("standin_enter")("CUBLASLT_MATMUL_DESC_A_SCALE_MODE")) return error;
+            return bytes == 4 ? (memcpy(&found.modes[attribute - 31], value, 4), SUCCESS) : INVALID_VALUE;
         default: return NOT_SUPPORTED;
     }
 }
@@ -167,6 +236,7 @@ API int cublasLtMatmulAlgoGetHeuristic(void*, void* description, void* a, void* 
     auto& preferred = *(Preference*)preference;
     fits &= (preferred.reductions & ~2u) == 0;
     fits &= ((Description*)description)->epilogue != 4 || ((Description*)description)->bias;
+    fits &= scales_fit(*(Description*)description, da, db, dd);
     *count = fits ? 1 : 0;
     if (!fits) return NOT_SUPPORTED;
     *found = {};
@@ -194,6 +264,11 @@ API int cublasLtMatmul(void* handle, void* description, const float* alpha, uint
                 is_device(workspace, workspace_bytes) &&
                 (p.description.epilogue != 4 ||
                  (p.description.bias % 16 == 0 && is_device(p.description.bias, p.d.rows * p.d.element())));
+    for (int i = 0; i < 2; i++) {
+        int mode = p.description.modes[i];
+        uint64_t scales = p.description.scales[i];
+        fits &= mode == SCALAR || (scales % 16 == 0 && is_device(scales, count_of_scales(mode, i ? p.b : p.a) * sizeof(float)));
+    }
     if (!fits) {
         delete product;
         return INVALID_VALUE;

@@ -94,6 +94,8 @@ struct Fault {
     bool sticky;
 };
 thread_local std::map<std::string, Fault> faults;
+// The errors of functions that always fail.
+thread_local std::map<std::string, int> refused;
 thread_local std::map<std::string, uint64_t> calls;
 thread_local int sticky_error = SUCCESS;
 thread_local int captures = 0;
@@ -117,6 +119,8 @@ int fault_of_process(const char* function) {
 int entered(const char* function, bool needs_context) {
     calls[function]++;
     if (int error = fault_of_process(function)) return error;
+    auto refusal = refused.find(function);
+    if (refusal != refused.end()) return refusal->second;
     auto fault = faults.find(function);
     if (fault != faults.end() && fault->second.after-- == 0) {
         Fault found = fault->second;
@@ -280,8 +284,11 @@ API int standin_is_device_memory(uint64_t address, size_t bytes) { return is_dev
 API void standin_fail(const char* function, unsigned after, int code, int sticky) {
     faults[function] = {after, code, sticky != 0};
 }
+API void standin_refuse(const char* function, int code) { refused[function] = code; }
+API int standin_capability() { return current < 0 ? 0 : devices()[current].capability; }
 API void standin_reset() {
     faults.clear();
+    refused.clear();
     calls.clear();
     sticky_error = SUCCESS;
 }

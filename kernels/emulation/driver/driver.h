@@ -44,6 +44,12 @@ API int standin_is_device_memory(uint64_t address, size_t bytes);
 // call fails in the same way, as after an error of a kernel, until standin_reset.
 API void standin_fail(const char* function, unsigned after, int code, int sticky);
 
+// Makes every call of `function` on this thread fail with `code`, until standin_reset, and nothing else.
+API void standin_refuse(const char* function, int code);
+
+// Returns ten times the compute capability of this thread's device; 0 without a context.
+API int standin_capability();
+
 // Resets the faults and counts of this thread.
 API void standin_reset();
 

@@ -173,11 +173,24 @@ pub fn gemm_f8(out: Dtype) -> Instance {
         .on(Chips::Fp8Mma)
 }
 
-/// Returns the instance that rounds activations to e4m3 for [`gemm_f8`].
+/// Returns the instance that rounds activations to e4m3 by rows, for [`gemm_f8`] or a library.
 pub fn quantize_f8(dtype: Dtype) -> Instance {
     let call = format!("quantize_f8<{}>", dtype.c_name());
     let name = format!("quantize_f8_{}", dtype.name());
-    Instance::new::<QuantizeParams>(sources::GEMM_F8, name, call, 128).on(Chips::Fp8Mma)
+    Instance::new::<QuantizeParams>(sources::GEMM_F8, name, call, 128).on(Chips::Fp8)
+}
+
+/// Returns the instance that rounds activations to e4m3 by groups of 128, for a library.
+pub fn quantize_f8_groups(dtype: Dtype) -> Instance {
+    let call = format!("quantize_f8_groups<{}>", dtype.c_name());
+    let name = format!("quantize_f8_groups_{}", dtype.name());
+    Instance::new::<QuantizeParams>(sources::GEMM_F8, name, call, 128).on(Chips::Fp8)
+}
+
+/// Returns the instance that finishes the product of codes of e4m3, which a library has computed in f32.
+pub fn scale_f8(out: Dtype) -> Instance {
+    let call = format!("scale_f8<{}>", out.c_name());
+    Instance::new::<QuantLinearParams>(sources::GEMM_F8, format!("scale_f8_{}", out.name()), call, 256).on(Chips::Fp8)
 }
 
 /// Returns the instance that rounds activations to 8 bits for [`mmvq`].
@@ -220,7 +233,14 @@ pub(super) fn all(chip: Chip) -> Vec<Instance> {
         }
         if chip.has_fp8_mma() {
             instances.push(gemm_f8(dtype));
-            instances.extend((dtype != Dtype::F32).then(|| quantize_f8(dtype)));
+        }
+        if chip.has_fp8() && dtype != Dtype::F32 {
+            instances.push(quantize_f8(dtype));
+            // Where warps multiply FP8, no library does.
+            instances.extend((!chip.has_fp8_mma()).then(|| quantize_f8_groups(dtype)));
+        }
+        if chip.has_fp8() && !chip.has_fp8_mma() {
+            instances.push(scale_f8(dtype));
         }
     }
     instances

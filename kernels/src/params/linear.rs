@@ -45,27 +45,32 @@ params! {
     }
 
     /// Rounds activations to 8 bits: to integers in blocks of 32 with `quantize_activations`, or to e4m3 with one scale
-    /// for a row with `quantize_f8`.
+    /// for a row with `quantize_f8` and one for a group of 128 with `quantize_f8_groups`.
     QuantizeParams {
         /// `[M, K]` of T.
         input: DevicePtr,
         /// `[M, K]` of bytes.
         codes: DevicePtr,
         /// `[M, K / 32, 2]` of f32: a block's scale, and the scale times the sum of its codes. `[M]` of f32 for
-        /// `quantize_f8`.
+        /// `quantize_f8`, `[⌈K / 128⌉, stride]` for `quantize_f8_groups`.
         scales: DevicePtr,
         /// M.
         m: u32,
         /// K, a multiple of 32.
         k: u32,
+        /// Number of scales from one group of 128 to the next for `quantize_f8_groups`, at least M.
+        stride: u32,
+        /// Unused.
+        reserved: u32,
     }
 
     /// Does the same as [`LinearParams`] for a quantised weight: with quantised activations by `mmvq` or `gemm_f8`, with
-    /// activations of T by `gemm_quant`.
+    /// activations of T by `gemm_quant`, with sums of codes that a library has computed by `scale_f8`.
     QuantLinearParams {
         /// `[N, K]`.
         weight: QuantWeight,
-        /// `[M, K]` of codes from `quantize_activations` or `quantize_f8`; of T for `gemm_quant`.
+        /// `[M, K]` of codes from `quantize_activations` or `quantize_f8`; of T for `gemm_quant`; sums `[M, N]` of f32 for
+        /// `scale_f8`, whose weight has no planes but the scales of rows, `[N]` of f32.
         input: DevicePtr,
         /// Scales from `quantize_activations` or `quantize_f8`; null for `gemm_quant`.
         scales: DevicePtr,
@@ -155,6 +160,11 @@ impl QuantLinearParams {
 }
 
 impl QuantLinearParams {
+    /// Returns the grid of a launch of [`scale_f8`](crate::manifest::scale_f8) with `threads` threads per CTA.
+    pub fn column_grid(&self, threads: u32) -> [u32; 3] {
+        [self.m, self.n.div_ceil(threads), 1]
+    }
+
     /// Returns the grid of a launch of [`gemm_f8`](crate::manifest::gemm_f8) with tiles of `[tile_m, tile_n]` outputs.
     pub fn tile_grid(&self, [tile_m, tile_n]: [u32; 2]) -> [u32; 3] {
         [self.m.div_ceil(tile_m), self.n.div_ceil(tile_n), 1]

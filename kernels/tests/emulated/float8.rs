@@ -1,13 +1,13 @@
 //! Compares products whose activations are rounded to e4m3 with f64.
 
 use octavo_kernels::manifest::{self, Dtype, Instance};
-use octavo_kernels::params::{QuantLinearParams, QuantizeParams};
+use octavo_kernels::params::{QuantLinearParams, QuantWeight, QuantizeParams};
 use octavo_kernels::quant::QuantFormat;
 use octavo_ops::testing::TestRng;
 use octavo_ops::{e4m3, to_e4m3};
 
 use crate::common::{assert_near, in_every_order, launch, rng};
-use crate::launcher::{Kernels, address, address_mut, dtypes, has_fp8_mma};
+use crate::launcher::{Kernels, address, address_mut, dtypes, has_fp8, has_fp8_mma};
 use crate::quantized::Weight;
 use crate::support::{Array, Tolerance, uniform};
 
@@ -40,21 +40,85 @@ fn round(kernels: &Kernels, input: &Array, m: usize, k: usize) -> Rounded {
             scales: address_mut(&mut scales),
             m: m as u32,
             k: k as u32,
+            ..QuantizeParams::default()
         };
         launch(kernels, order, &instance, params.row_grid(), &params);
         Rounded { codes, scales }
     })
 }
 
-/// Returns the 16-bit types of the kernels that can run.
+/// Returns the 16-bit types of the kernels that round.
+fn rounded() -> Vec<Dtype> {
+    dtypes().into_iter().filter(|dtype| *dtype != Dtype::F32 && has_fp8()).collect()
+}
+
+/// Returns the 16-bit types of the kernels that multiply.
 fn narrow() -> Vec<Dtype> {
-    dtypes().into_iter().filter(|dtype| *dtype != Dtype::F32 && has_fp8_mma()).collect()
+    rounded().into_iter().filter(|_| has_fp8_mma()).collect()
+}
+
+/// Compares activations that are rounded in groups of 128, of which the last may be shorter, with their definition.
+fn check_groups(dtype: Dtype, [m, k, stride]: [usize; 3], rng: &mut TestRng) {
+    let instance = manifest::quantize_f8_groups(dtype);
+    let kernels = Kernels::new(std::slice::from_ref(&instance));
+    let groups = k.div_ceil(128);
+    let mut input = uniform(dtype, m * k, 3.0, rng);
+    // Groups of very different sizes, one of zeros, one that is tiny, and one that has no scale.
+    (0..m * k).for_each(|at| input.set(at, input.get(at) * [1.0, 64.0, 0.01][at / 128 % 3]));
+    (0..k.min(128)).for_each(|at| input.set(at, 0.0));
+    (0..k.min(128)).for_each(|at| input.set((m - 1) * k + at, 1e-6));
+    let wrong = m / 2 * k + k - 1;
+    input.set(wrong, f64::NAN);
+    let (codes, scales) = in_every_order(|order| {
+        let (mut codes, mut scales) = (vec![0x7fu8; m * k], vec![u32::MAX; groups * stride]);
+        let params = QuantizeParams {
+            input: input.ptr(),
+            codes: address_mut(&mut codes),
+            scales: address_mut(&mut scales),
+            m: m as u32,
+            k: k as u32,
+            stride: stride as u32,
+            reserved: 0,
+        };
+        launch(&kernels, order, &instance, params.grid(instance.threads), &params);
+        (codes, scales)
+    });
+    for (group, row) in (0..groups).flat_map(|group| (0..stride).map(move |row| (group, row))) {
+        let scale = scales[group * stride + row];
+        if row >= m {
+            assert_eq!(scale, u32::MAX, "{dtype:?}: surplus rows have no scales");
+            continue;
+        }
+        let place = row * k + group * 128..(row * k + (group + 1) * 128).min((row + 1) * k);
+        let (x, codes) = (input.range(place.clone()), &codes[place.clone()]);
+        if place.contains(&wrong) {
+            assert!(f32::from_bits(scale).is_nan() && codes.iter().all(|code| *code == 0));
+            continue;
+        }
+        let largest = x.iter().fold(0.0f32, |most, x| most.max(x.abs() as f32));
+        let expected = (largest / 448.0).max(1.0 / (448.0 * 512.0));
+        assert_eq!(f32::from_bits(scale), expected, "{dtype:?} row {row} group {group}");
+        assert!(
+            x.iter().map(|x| to_e4m3(*x as f32 / expected)).eq(codes.iter().copied()),
+            "{dtype:?} row {row} group {group}"
+        );
+    }
+}
+
+#[test]
+fn small_groups_are_rounded_as_vllm_rounds_them() {
+    let mut rng = rng();
+    for dtype in rounded() {
+        for shape in [[3, 32, 3], [5, 1184, 16], [2 + rng.below(4), 32 * (1 + rng.below(60)), 16]] {
+            check_groups(dtype, shape, &mut rng);
+        }
+    }
 }
 
 #[test]
 fn small_rows_are_rounded_as_vllm_rounds_them() {
     let mut rng = rng();
-    for dtype in narrow() {
+    for dtype in rounded() {
         let kernels = Kernels::new(&[manifest::quantize_f8(dtype)]);
         let (m, k) = (5, 32 * (1 + rng.below(80)));
         let mut input = uniform(dtype, m * k, 3.0, &mut rng);
@@ -163,4 +227,46 @@ fn products_of_drawn_shapes_are_near_those_of_the_rounded_values() {
 #[test]
 fn small_product() {
     narrow().into_iter().take(1).for_each(|dtype| check(dtype, dtype, [20, 12, 96], &mut rng()));
+}
+
+#[test]
+fn scales_are_applied_to_the_sums_of_codes() {
+    let mut rng = rng();
+    for out in dtypes().into_iter().filter(|_| has_fp8()) {
+        let instance = manifest::scale_f8(out);
+        let kernels = Kernels::new(std::slice::from_ref(&instance));
+        let (m, n, stride) = (1 + rng.below(5), 1 + rng.below(600), 640);
+        let mut numbers = |count: usize| (0..count).map(|_| rng.signed()).collect::<Vec<f32>>();
+        let (sums, rows, columns, bias) = (numbers(m * n), numbers(m), numbers(n), numbers(n));
+        let add = uniform(out, m * stride, 1.0, &mut rng);
+        let found = in_every_order(|order| {
+            let mut found = Array::poisoned(out, m * stride);
+            let params = QuantLinearParams {
+                weight: QuantWeight { scales: address(&columns), ..QuantWeight::default() },
+                input: address(&sums),
+                scales: address(&rows),
+                bias: address(&bias),
+                add: add.ptr(),
+                out: found.ptr_mut(),
+                m: m as u32,
+                n: n as u32,
+                k: 32,
+                out_stride: stride as u32,
+                scale: 0.5,
+                softcap: 0.0,
+            };
+            launch(&kernels, order, &instance, params.column_grid(instance.threads), &params);
+            found
+        });
+        for row in 0..m {
+            let value = |column: usize| {
+                let scaled = f64::from(sums[row * n + column]) * f64::from(rows[row]) * f64::from(columns[column]);
+                (scaled + f64::from(bias[column])) * 0.5 + add.get(row * stride + column)
+            };
+            let (expected, place) = ((0..n).map(value).collect::<Vec<_>>(), row * stride..row * stride + n);
+            assert_near(&found.range(place), &expected, Tolerance::Elementwise.bound(out), &instance.name);
+            let beyond = row * stride + n..(row + 1) * stride;
+            assert!(found.range(beyond).iter().all(|x| x.is_nan()), "{}: columns beyond the last", instance.name);
+        }
+    }
 }

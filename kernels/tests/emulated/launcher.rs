@@ -44,6 +44,11 @@ pub(crate) fn has_fp8_mma() -> bool {
     chip().is_none_or(Chip::has_fp8_mma)
 }
 
+/// Returns whether the chip has 8-bit floating-point numbers.
+pub(crate) fn has_fp8() -> bool {
+    chip().is_none_or(Chip::has_fp8)
+}
+
 /// Instances that can be launched.
 pub(crate) enum Kernels {
     Emulated(Emulation),

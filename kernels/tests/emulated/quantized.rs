@@ -266,6 +266,7 @@ fn quantize(kernels: &Kernels, input: &Array, m: usize, k: usize) -> Activations
             scales: address_mut(&mut scales),
             m: m as u32,
             k: k as u32,
+            ..QuantizeParams::default()
         };
         launch(kernels, order, &instance, params.grid(instance.threads), &params);
         (codes, scales.into_iter().map(|pair| pair.map(f32::to_bits)).collect::<Vec<_>>())

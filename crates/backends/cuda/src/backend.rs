@@ -100,6 +100,11 @@ impl CudaBackend {
         self.model.as_ref().map_or((0, 0), |model| model.steps)
     }
 
+    /// Returns whether products with FP8 weights round their input to FP8 in the largest steps.
+    pub fn rounds_to_fp8(&self) -> bool {
+        self.model.as_ref().is_some_and(Model::rounds_to_fp8)
+    }
+
     /// Returns the device and settings for loading a model.
     pub(crate) fn opened(&self) -> Opened<'_> {
         Opened { gpu: &self.gpu, driver: self.driver, config: &self.config, dtype: self.dtype }

@@ -1,5 +1,6 @@
 //! The launches of a step.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use octavo_kernels::manifest::Dtype;
@@ -12,7 +13,8 @@ use octavo_ops::{BackendError, EmbedIds, Rows};
 
 use crate::build::{KernelId, Kernels};
 use crate::driver::Gpu;
-use crate::libraries::cublaslt::{CublasLt, bucket};
+use crate::float8::Scaling;
+use crate::libraries::cublaslt::CublasLt;
 use crate::lora::Adapters;
 use crate::lower::{Attention, CacheLayer, Stage};
 use crate::media::MediaRows;
@@ -113,24 +115,32 @@ impl Machine {
         Ok(self.gpu.launch(kernel, grid, kernel.shared, params)?)
     }
 
-    /// Lets cuBLASLt plan every product of steps with at most the given number of rows of each kind.
-    pub(crate) fn plan_products(&mut self, most: impl Fn(Rows) -> usize) {
+    /// Lets cuBLASLt plan every product of steps with at most the given number of rows of each kind. `scalings` are those of
+    /// FP8 weights, by the address of the scales.
+    pub(crate) fn plan_products(&mut self, most: impl Fn(Rows) -> usize, scalings: &HashMap<u64, Scaling>) {
         let Some(library) = &mut self.cublaslt else { return };
-        for stage in &self.stages {
+        for stage in &mut self.stages {
             let Stage::Product { product, rows: of } = stage else { continue };
             let most = most(*of) as u32;
-            for (shape, operands) in product.parts.iter().filter_map(|part| part.for_library(self.scratch.values)) {
-                let mut planned = 1;
-                while planned <= most {
-                    library.prepare(shape, bucket(planned), Some(&operands));
-                    planned = bucket(planned) + 1;
-                }
-            }
+            product.parts.iter_mut().for_each(|part| part.plan(library, &self.scratch, most, scalings));
         }
         let (products, refused) = library.counts();
         if refused > 0 {
             tracing::warn!("products: cuBLASLt does not do {refused} of {products}, which our own kernels do");
         }
+    }
+
+    /// Returns for each matrix of FP8 weights whose inputs may be rounded to FP8 whether those of the given number of rows of each
+    /// kind are.
+    pub(crate) fn fp8_products(&self, most: impl Fn(Rows) -> usize) -> Vec<bool> {
+        let of_stage = |stage: &Stage| match stage {
+            Stage::Product { product, rows } => {
+                let (library, most) = (self.cublaslt.as_ref(), most(*rows) as u32);
+                product.parts.iter().filter_map(|part| part.rounds_to_fp8(library, most, &self.scratch)).collect()
+            }
+            _ => Vec::new(),
+        };
+        self.stages.iter().flat_map(of_stage).collect()
     }
 
     /// Launches the forward part.

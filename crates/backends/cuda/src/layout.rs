@@ -10,6 +10,7 @@ use octavo_ops::{BackendError, BufferId, HeadShape, KvGroup, Op, Program, Progra
 use crate::CudaConfig;
 use crate::arena::{Plan, Region};
 use crate::experts::{RoutingRegions, is_routing};
+use crate::float8::SIDE;
 use crate::libraries::cublaslt::{self, bucket};
 use crate::linear::{ROUNDED_ROWS, Setting};
 use crate::lora::Adapted;
@@ -175,7 +176,7 @@ impl Layout {
     pub(crate) fn new(program: &Program, setting: &Setting, limits: &Limits) -> Result<Self, BackendError> {
         let dtype = setting.dtype;
         let mut plan = Plan::default();
-        let weights = place(program, dtype, &mut plan)?;
+        let weights = place(program, setting, &mut plan)?;
         let weight_bytes = plan.bytes();
         let buffers = buffers(program, dtype, limits, &mut plan);
         let routings = routings(program, limits, &mut plan);
@@ -187,10 +188,12 @@ impl Layout {
         let tables = (tables, plan.take(words(change_words(groups, seats, stride))));
         let (values, widest) = quantised(program, &weights);
         let values = plan.take(values.saturating_mul(dtype.bytes() as u64));
-        // Few rows are rounded in blocks of 32, with two numbers each; any number of rows to FP8, with one number each.
+        // Few rows are rounded in blocks of 32, with two numbers each; any number of rows to FP8, with one number each or for each
+        // 128 elements.
         let rows = if setting.rounds_to_fp8() { limits.rows_of(program, Rows::Tokens) } else { 0 };
         let codes = plan.take(rows.max(ROUNDED_ROWS) * widest);
-        let scales = plan.take(rows.max(ROUNDED_ROWS * widest / 32 * 2) * size_of::<f32>() as u64);
+        let of_rows = rows * if setting.multiplies_fp8_by_library() { widest.div_ceil(SIDE as u64) } else { 1 };
+        let scales = plan.take(of_rows.max(ROUNDED_ROWS * widest / 32 * 2) * size_of::<f32>() as u64);
         let (elements, heads) = attention(program)?;
         let splits = limits.splits(limits.sequences) as u64;
         let floats = size_of::<f32>() as u64;

@@ -26,6 +26,7 @@ mod driver;
 mod dummy;
 mod encoder;
 mod experts;
+mod float8;
 mod forward;
 mod images;
 mod latent;

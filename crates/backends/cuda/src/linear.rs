@@ -1,13 +1,18 @@
 //! Products: selection of the kernel by the weight and the number of rows.
 
+use std::collections::HashMap;
+
 use octavo_kernels::manifest::{self, AttentionTypes, CacheType, Dtype, GemmTile};
 use octavo_kernels::params::{DequantizeParams, LinearParams, QuantLinearParams, QuantWeight, QuantizeParams};
 use octavo_kernels::quant::QuantFormat;
 use octavo_ops::BackendError;
 
 use crate::build::{Instances, KernelId};
-use crate::forward::Machine;
-use crate::libraries::cublaslt::{LEAST_ALIGNMENT, Operands, Shape, alignment_of, bucket};
+use crate::float8::Scaling;
+use crate::forward::{Machine, Scratch};
+use crate::libraries::cublaslt::{
+    CublasLt, LEAST_ALIGNMENT, Operands, Shape, USUAL_ALIGNMENT, alignment_of, bucket, buckets,
+};
 
 /// A lowered product, with one entry for each row part of the weight.
 #[derive(Clone, Debug)]
@@ -23,6 +28,8 @@ pub(crate) struct ProductPart {
     /// Shape and bias for cuBLASLt, if it can compute the product.
     library: Option<(Shape, u64)>,
     dense: Dense,
+    /// Type of the output.
+    out: Dtype,
     quant: Option<Quant>,
 }
 
@@ -48,7 +55,33 @@ struct Quant {
     tiles: Vec<(u32, (KernelId, u32))>,
     /// Kernels that round the input to FP8 and multiply it, for still more rows.
     fp8: Option<(Rounding, KernelId)>,
+    /// The same by cuBLASLt.
+    fp8_library: Option<LibraryFp8>,
     dequantize: KernelId,
+}
+
+/// An FP8 product by cuBLASLt.
+#[derive(Clone, Copy, Debug)]
+struct LibraryFp8 {
+    /// Kernels that round the input, by rows and by groups of 128.
+    kernels: [KernelId; 2],
+    /// Kernel that applies scales of rows to the product of the codes.
+    scale: KernelId,
+    /// Address of the weight's scales.
+    scales: u64,
+    /// Which elements share them; `None` before the weight is loaded, and if they are not shared in a way that the library knows.
+    scaling: Option<Scaling>,
+}
+
+impl LibraryFp8 {
+    /// Returns how the input is rounded.
+    fn rounding(&self) -> Option<Rounding> {
+        let [rows, groups] = self.kernels;
+        Some(match self.scaling? {
+            Scaling::Rows | Scaling::Afterwards => Rounding::Rows(rows),
+            Scaling::Blocks => Rounding::Groups(groups),
+        })
+    }
 }
 
 /// The kernel that rounds the input of a product.
@@ -58,6 +91,8 @@ enum Rounding {
     Blocks(KernelId),
     /// To FP8, in rows.
     Rows(KernelId),
+    /// To FP8, in groups of 128, with scales as cuBLASLt takes them.
+    Groups(KernelId),
 }
 
 /// Properties of a product that are known when a program is lowered.
@@ -70,6 +105,8 @@ pub(crate) struct Wanted {
     pub(crate) out: Dtype,
     /// Planes of a quantised weight.
     pub(crate) quant: Option<(QuantFormat, QuantWeight)>,
+    /// Address of the scales of an FP8 weight that cuBLASLt may multiply.
+    pub(crate) scales: Option<u64>,
 }
 
 /// Numbers of rows for which there may be instances.
@@ -100,15 +137,22 @@ impl ProductPart {
             tiles: (manifest::GEMM_QUANT_TILES.into_iter().filter(|_| tiled))
                 .map(|(rows, most)| (most, (instances.id(manifest::gemm_quant(format, dtype, *out, rows)), rows)))
                 .collect(),
-            fp8: (format == QuantFormat::F8E4M3 && setting.rounds_to_fp8()).then(|| {
+            fp8: (format == QuantFormat::F8E4M3 && setting.rounds_to_fp8() && chip.has_fp8_mma()).then(|| {
                 (Rounding::Rows(instances.id(manifest::quantize_f8(dtype))), instances.id(manifest::gemm_f8(*out)))
+            }),
+            fp8_library: wanted.scales.map(|scales| LibraryFp8 {
+                kernels: [manifest::quantize_f8(dtype), manifest::quantize_f8_groups(dtype)]
+                    .map(|instance| instances.id(instance)),
+                scale: instances.id(manifest::scale_f8(*out)),
+                scales,
+                scaling: None,
             }),
             quantize: (!format.is_float())
                 .then(|| Rounding::Blocks(instances.id(manifest::quantize_activations(dtype)))),
             vectors: quant_vectors.unwrap_or_default(),
             dequantize: instances.id(manifest::dequantize(format, dtype)),
         });
-        Self { params: *params, library, dense, quant }
+        Self { params: *params, library, dense, out: *out, quant }
     }
 
     /// Returns the parameters of the product of an input, with its scales if it is rounded, and a quantised weight.
@@ -120,7 +164,7 @@ impl ProductPart {
 
     /// Returns the shape and operands for cuBLASLt to plan, if it may be used. `values` is the address of a quantised
     /// weight's dequantised values.
-    pub(crate) fn for_library(&self, values: u64) -> Option<(Shape, Operands)> {
+    fn for_library(&self, values: u64) -> Option<(Shape, Operands)> {
         let weight = match &self.quant {
             None => self.params.weight,
             // Its values are never needed.
@@ -132,9 +176,150 @@ impl ProductPart {
 
     fn operands(&self, weight: u64, bias: u64) -> Operands {
         let LinearParams { input, add, out, scale, .. } = self.params;
-        Operands { input, weight, bias, add, out, scale }
+        Operands { input, weight, bias, add, out, scale, scales: [0; 2] }
+    }
+
+    /// Returns the shape, the operands and the rounding of the product in FP8 by cuBLASLt, if it may be used for so many rows.
+    fn fp8_by_library(&self, rows: u32, scratch: &Scratch) -> Option<(Shape, Operands, Rounding)> {
+        let (quant, (shape, bias)) = (self.quant.as_ref()?, self.library?);
+        let library = quant.fp8_library.filter(|_| rows > MOST_TILED_ROWS)?;
+        let (input, input_scales) = scratch.rounded;
+        let operands = self.operands(quant.weight.codes, bias);
+        let operands = Operands { input, scales: [library.scales, input_scales], ..operands };
+        Some((Shape { scaling: library.scaling, ..shape }, operands, library.rounding()?))
+    }
+
+    /// Lets cuBLASLt plan the product for at most `most` rows. `scalings` are those of the loaded weights.
+    pub(crate) fn plan(
+        &mut self,
+        library: &mut CublasLt,
+        scratch: &Scratch,
+        most: u32,
+        scalings: &HashMap<u64, Scaling>,
+    ) {
+        if let Some(fp8) = self.quant.as_mut().and_then(|quant| quant.fp8_library.as_mut()) {
+            fp8.scaling = scalings.get(&fp8.scales).copied();
+        }
+        for rows in buckets(most) {
+            if let Some((shape, operands, _)) = self.fp8_by_library(rows, scratch)
+                && !library.prepare(shape, rows, Some(&operands))
+                && let Some(apart) = self.fp8_apart(rows, scratch)
+            {
+                buckets(apart.chunk.min(rows)).for_each(|rows| {
+                    library.prepare(apart.shape, rows, Some(&apart.operands(0)));
+                });
+            }
+            let in_fp8 = self.fp8_way(library, rows, scratch).is_some();
+            if let Some((shape, operands)) = self.for_library(scratch.values).filter(|_| !in_fp8) {
+                library.prepare(shape, rows, Some(&operands));
+            }
+        }
+    }
+
+    /// Returns the product of the codes by cuBLASLt, if the scales of rows may be applied to so many rows afterwards.
+    fn fp8_apart(&self, rows: u32, scratch: &Scratch) -> Option<Apart> {
+        let quant = self.quant.as_ref()?;
+        let fp8 = quant.fp8_library.filter(|fp8| rows > MOST_TILED_ROWS && fp8.scaling == Some(Scaling::Rows))?;
+        let LinearParams { n, k, .. } = self.params;
+        let (out, bias, alignment) = (Dtype::F32, false, USUAL_ALIGNMENT);
+        let shape = Shape { n, k, stride: n, out, bias, scaling: Some(Scaling::Afterwards), alignment };
+        // The memory of dequantised values, which are not needed, holds sums in f32 of k / 2 rows at least.
+        let room = k / (Dtype::F32.bytes() / self.dense.dtype.bytes()) as u32;
+        let step = (room.max(1).next_power_of_two() / 16).max(16);
+        let chunk = room / step * step;
+        let (codes, row_scales) = scratch.rounded;
+        let [weight, scales] = [quant.weight.codes, fp8.scales];
+        (chunk > 0).then_some(Apart {
+            shape,
+            chunk,
+            codes,
+            row_scales,
+            weight,
+            scales,
+            sums: scratch.values,
+            kernel: fp8.scale,
+        })
+    }
+
+    /// Returns how cuBLASLt multiplies so many rows in FP8; `None` if it does not.
+    fn fp8_way(&self, library: &CublasLt, rows: u32, scratch: &Scratch) -> Option<Fp8Way> {
+        let (shape, operands, rounding) = self.fp8_by_library(rows, scratch)?;
+        if library.supports(shape, bucket(rows)) {
+            return Some(Fp8Way::Scaled { shape, operands, rounding });
+        }
+        let apart = self.fp8_apart(rows, scratch)?;
+        let supported = apart.chunks(rows).all(|(_, count)| library.supports(apart.shape, bucket(count)));
+        supported.then_some(Fp8Way::Apart { apart, rounding })
+    }
+
+    /// Returns whether an input of so many rows is rounded to FP8; `None` if no input may be.
+    pub(crate) fn rounds_to_fp8(&self, library: Option<&CublasLt>, rows: u32, scratch: &Scratch) -> Option<bool> {
+        let quant = self.quant.as_ref().filter(|quant| quant.fp8.is_some() || quant.fp8_library.is_some())?;
+        let by_library = || library.is_some_and(|library| self.fp8_way(library, rows, scratch).is_some());
+        Some(rows > MOST_TILED_ROWS && (quant.fp8.is_some() || by_library()))
     }
 }
+
+/// How cuBLASLt multiplies in FP8.
+enum Fp8Way {
+    /// With the scales.
+    Scaled { shape: Shape, operands: Operands, rounding: Rounding },
+    /// The codes alone.
+    Apart { apart: Apart, rounding: Rounding },
+}
+
+/// The product of codes of e4m3 by cuBLASLt, in chunks of rows, to which a kernel applies the scales of rows.
+#[derive(Clone, Copy, Debug)]
+struct Apart {
+    shape: Shape,
+    /// Maximum number of rows of a chunk, a [`bucket`].
+    chunk: u32,
+    codes: u64,
+    row_scales: u64,
+    weight: u64,
+    /// Scales of the weight's rows.
+    scales: u64,
+    /// Sums of a chunk in f32.
+    sums: u64,
+    kernel: KernelId,
+}
+
+impl Apart {
+    /// Returns the chunks of so many rows, each by its first row and its number of rows.
+    fn chunks(&self, rows: u32) -> impl Iterator<Item = (u32, u32)> + use<> {
+        let chunk = self.chunk;
+        (0..rows).step_by(chunk as usize).map(move |first| (first, chunk.min(rows - first)))
+    }
+
+    fn operands(&self, first: u32) -> Operands {
+        let input = self.codes + u64::from(first) * u64::from(self.shape.k);
+        let (weight, out) = (self.weight, self.sums);
+        Operands { input, weight, bias: 0, add: 0, out, scale: 1.0, scales: [0; 2] }
+    }
+
+    /// Returns the parameters of the kernel for a chunk of the product with these parameters.
+    fn finish(&self, params: &LinearParams, out: Dtype, (first, count): (u32, u32)) -> QuantLinearParams {
+        let LinearParams { bias, n, k, out_stride, scale, softcap, .. } = *params;
+        let after = u64::from(first) * u64::from(out_stride) * out.bytes() as u64;
+        QuantLinearParams {
+            weight: QuantWeight { scales: self.scales, ..QuantWeight::default() },
+            input: self.sums,
+            scales: self.row_scales + u64::from(first) * size_of::<f32>() as u64,
+            bias,
+            add: if params.add == 0 { 0 } else { params.add + after },
+            out: params.out + after,
+            m: count,
+            n,
+            k,
+            out_stride,
+            scale,
+            softcap,
+        }
+    }
+}
+
+/// Maximum number of rows of a product with a quantised weight that takes its input as it is, where there are tensor cores.
+const MOST_TILED_ROWS: u32 = manifest::GEMM_QUANT_TILES[manifest::GEMM_QUANT_TILES.len() - 1].1;
 
 /// Returns the kernel of a product of a few rows with a quantised weight.
 fn few_rows(format: QuantFormat, dtype: Dtype, out: Dtype, rows: u32) -> manifest::Instance {
@@ -153,7 +338,7 @@ fn library_shape(wanted: &Wanted, dtype: Dtype) -> Option<(Shape, u64)> {
     let aligned = alignment >= LEAST_ALIGNMENT && alignment_of(bias) >= LEAST_ALIGNMENT;
     let fits_bias = bias == 0 || (out == dtype && scale == 1.0);
     let fits = wanted.params.softcap == 0.0 && fits_bias && dtype != Dtype::F32;
-    (fits && aligned).then_some((Shape { n, k, stride, out, bias: bias != 0, alignment }, bias))
+    (fits && aligned).then_some((Shape { n, k, stride, out, bias: bias != 0, scaling: None, alignment }, bias))
 }
 
 /// Settings shared by all products of a program.
@@ -174,10 +359,15 @@ impl Setting {
         AttentionTypes { dtype: self.dtype, cache: self.cache }
     }
 
-    /// Returns whether products of many rows with FP8 weights round their input to FP8. Products of few rows do not, so
+    /// Returns whether products of many rows with FP8 weights may round their input to FP8. Products of few rows do not, so
     /// this is not invariant to the batch.
     pub(crate) fn rounds_to_fp8(&self) -> bool {
-        self.fp8_inputs && self.chip.has_fp8_mma() && self.dtype != Dtype::F32 && !self.batch_invariant
+        self.fp8_inputs && self.chip.has_fp8() && self.dtype != Dtype::F32 && !self.batch_invariant
+    }
+
+    /// Returns whether cuBLASLt may multiply FP8 weights in FP8, because warps do not.
+    pub(crate) fn multiplies_fp8_by_library(&self) -> bool {
+        self.rounds_to_fp8() && !self.chip.has_fp8_mma()
     }
 }
 
@@ -209,7 +399,7 @@ impl Machine {
                         let input = self.round(part, rounding, rows, &mut rounded)?;
                         let params = part.quantised(quant, input, rows);
                         self.launch(kernel, params.tile_grid(manifest::GEMM_F8_TILE), &params)?;
-                    } else {
+                    } else if !self.fp8_by_library(part, rows, &mut rounded)? {
                         self.values(part, quant)?;
                         self.dense(part, rows, self.scratch.values)?;
                     }
@@ -217,6 +407,33 @@ impl Machine {
             }
         }
         Ok(())
+    }
+
+    /// Launches a product with an FP8 weight by cuBLASLt. Returns `false` if that does not multiply it in FP8.
+    fn fp8_by_library(
+        &self,
+        part: &ProductPart,
+        rows: u32,
+        rounded: &mut Option<Rounding>,
+    ) -> Result<bool, BackendError> {
+        let Some(library) = &self.cublaslt else { return Ok(false) };
+        match part.fp8_way(library, rows, &self.scratch) {
+            None => Ok(false),
+            Some(Fp8Way::Scaled { shape, operands, rounding }) => {
+                self.round(part, rounding, rows, rounded)?;
+                library.run(shape, bucket(rows), &operands)
+            }
+            Some(Fp8Way::Apart { apart, rounding }) => {
+                self.round(part, rounding, rows, rounded)?;
+                for chunk in apart.chunks(rows) {
+                    library.run(apart.shape, bucket(chunk.1), &apart.operands(chunk.0))?;
+                    let params = apart.finish(&part.params, part.out, chunk);
+                    let threads = self.kernels.get(apart.kernel).threads;
+                    self.launch(apart.kernel, params.column_grid(threads), &params)?;
+                }
+                Ok(true)
+            }
+        }
     }
 
     fn dense(&self, part: &ProductPart, rows: u32, weight: u64) -> Result<(), BackendError> {
@@ -247,9 +464,11 @@ impl Machine {
     ) -> Result<(u64, u64), BackendError> {
         let (codes, scales) = self.scratch.rounded;
         if *rounded != Some(rounding) {
-            let params = QuantizeParams { input: part.params.input, codes, scales, m: rows, k: part.params.k };
+            let (input, k) = (part.params.input, part.params.k);
+            // Scales of groups have the distance of the rows that are planned.
+            let params = QuantizeParams { input, codes, scales, m: rows, k, stride: bucket(rows), reserved: 0 };
             match rounding {
-                Rounding::Blocks(kernel) => {
+                Rounding::Blocks(kernel) | Rounding::Groups(kernel) => {
                     self.launch(kernel, params.grid(self.kernels.get(kernel).threads), &params)?;
                 }
                 Rounding::Rows(kernel) => self.launch(kernel, params.row_grid(), &params)?,
@@ -274,5 +493,34 @@ impl Machine {
         // Rows are counted in the grid's second dimension, which has 16 bits.
         let threads = self.kernels.get(quant.dequantize).threads;
         self.launch(quant.dequantize, params.grid(threads), &params)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use octavo_kernels::manifest::Chip;
+
+    use super::*;
+
+    /// Returns settings of an sm_90.
+    pub(crate) fn setting(dtype: Dtype) -> Setting {
+        let cache = CacheType::Activation;
+        Setting { chip: Chip::SM_90, dtype, cache, batch_invariant: false, fp8_inputs: false }
+    }
+
+    #[test]
+    fn inputs_are_rounded_to_fp8_where_it_is_multiplied() {
+        let with = |chip, dtype, batch_invariant| {
+            let setting = Setting { chip, batch_invariant, fp8_inputs: true, ..setting(dtype) };
+            (setting.rounds_to_fp8(), setting.multiplies_fp8_by_library())
+        };
+        assert_eq!(with(Chip::SM_89, Dtype::Bf16, false), (true, false));
+        assert_eq!(with(Chip::SM_90, Dtype::F16, false), (true, true));
+        for (chip, dtype, invariant) in
+            [(Chip::SM_90, Dtype::Bf16, true), (Chip::SM_90, Dtype::F32, false), (Chip::SM_86, Dtype::Bf16, false)]
+        {
+            assert_eq!(with(chip, dtype, invariant), (false, false), "{chip:?}");
+        }
+        assert!(!setting(Dtype::Bf16).rounds_to_fp8(), "the checkpoint is not made for it");
     }
 }

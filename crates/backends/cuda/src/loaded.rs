@@ -1,5 +1,6 @@
 //! A program on the device: its memory and its kernels.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use octavo_kernels::manifest::{self, CacheType, Dtype};
@@ -9,6 +10,7 @@ use crate::arena::Arena;
 use crate::build::{Builder, Instances};
 use crate::driver::{Gpu, Pinned};
 use crate::dummy::Fill;
+use crate::float8::Scaling;
 use crate::forward::{Machine, Scratch};
 use crate::layout::{Layout, Limits, RopeTables, kv_groups};
 use crate::libraries::cublaslt::CublasLt;
@@ -141,7 +143,7 @@ impl Loaded {
         // The kernels come before the weights, which take longer: a missing compiler is then reported at once.
         let kernels = builder.build(&lowering.instances)?;
         let fill = Fill::new(&builder, dtype, program, source)?;
-        load_weights(opened, program, &layout, &arena, (source, fill.as_ref()), progress)?;
+        let scalings = load_weights(opened, program, &layout, &arena, (source, fill.as_ref()), progress)?;
         let (codes, scales) = layout.rounded;
         let mut machine = Machine {
             gpu: gpu.clone(),
@@ -153,12 +155,22 @@ impl Loaded {
             element: dtype.bytes() as u64,
             kv_element: cache.bytes(dtype) as u64,
         };
-        machine.plan_products(|rows| limits.most(program, rows));
+        machine.plan_products(|rows| limits.most(program, rows), &scalings);
+        let in_fp8 = machine.fp8_products(|rows| limits.most(program, rows));
+        if !in_fp8.is_empty() {
+            let (rounded, all) = (in_fp8.iter().filter(|rounds| **rounds).count(), in_fp8.len());
+            tracing::info!("products: {rounded} of {all} FP8 matrices are multiplied in FP8 in steps of many tokens");
+        }
         gpu.synchronize()?;
         let (tables, changes) = layout.tables;
         let at = TablesAt { address: arena.at(tables), seats: limits.sequences, stride: limits.table_stride() };
         let tables = Tables::new(gpu, kv_groups(program).len(), at, arena.at(changes), table_runs)?;
         Ok((Self { machine, tables, arena, layout, program: program.clone(), limits, kv_bytes }, more))
+    }
+
+    /// Returns whether products of the largest steps round their input to FP8.
+    pub(crate) fn rounds_to_fp8(&self) -> bool {
+        self.machine.fp8_products(|rows| self.limits.most(&self.program, rows)).contains(&true)
     }
 
     /// Returns the size of the step buffers in bytes.
@@ -192,7 +204,8 @@ fn too_large(program: &Program, dtype: Dtype, memory: u64) -> Result<(), Backend
     Ok(())
 }
 
-/// Copies weights and tables of angles to the device, and clears the memory that must start as zero.
+/// Copies weights and tables of angles to the device, and clears the memory that must start as zero. Returns which elements of FP8
+/// weights share a scale, by the address of the scales.
 fn load_weights(
     opened: &Opened<'_>,
     program: &Program,
@@ -200,7 +213,7 @@ fn load_weights(
     arena: &Arena,
     (source, fill): (&dyn WeightSource, Option<&Fill>),
     progress: &mut dyn FnMut(u64),
-) -> Result<(), BackendError> {
+) -> Result<HashMap<u64, Scaling>, BackendError> {
     let (gpu, dtype) = (opened.gpu, opened.dtype);
     let mut staging = Pinned::new(gpu, STAGING_WORDS)?;
     let mut read = 0;
@@ -208,10 +221,12 @@ fn load_weights(
         read += bytes as u64;
         progress(read);
     };
-    let mut loader = Loader { gpu, arena, dtype, source, staging: &mut staging, fill, progress: &mut advance };
+    let (scalings, staging, progress) = (HashMap::new(), &mut staging, &mut advance);
+    let mut loader = Loader { gpu, arena, dtype, source, staging, scalings, fill, progress };
     for (weight, placed) in program.weights.iter().zip(&layout.weights) {
         loader.load(weight, placed)?;
     }
+    let scalings = loader.scalings;
     for RopeTables { rope, cosine, sine, streams } in &layout.ropes {
         let pairs = rope.inv_freq.len();
         let positions = cosine.bytes as usize / (pairs * size_of::<f32>());
@@ -231,5 +246,6 @@ fn load_weights(
     let tickets = layout.partial.2;
     gpu.zero(arena.at(tickets), tickets.bytes)?;
     // The staging memory is still being read.
-    Ok(gpu.synchronize()?)
+    gpu.synchronize()?;
+    Ok(scalings)
 }

@@ -282,6 +282,7 @@ impl Lowering<'_> {
                 narrow_bias: beside(narrow, self.setting.dtype.bytes()),
                 out,
                 quant: part.quant.map(|(format, _)| (format, part.planes(self.arena))),
+                scales: part.scales.map(|region| self.arena.at(region)),
             };
             parts.push(ProductPart::new(&wanted, &self.setting, &mut self.instances));
             column += part.rows as u64;

@@ -134,6 +134,11 @@ impl Model {
         self.loaded.machine.gpu.info().memory
     }
 
+    /// Returns whether products of the largest steps round their input to FP8.
+    pub(crate) fn rounds_to_fp8(&self) -> bool {
+        self.programs().any(Loaded::rounds_to_fp8)
+    }
+
     pub(crate) fn step_bytes(&self) -> u64 {
         self.programs().map(Loaded::step_bytes).sum()
     }

@@ -140,6 +140,14 @@ impl Control {
         unsafe { fail(name.as_ptr(), after, code, i32::from(sticky)) }
     }
 
+    /// Makes every call of `function` fail with `code`, until [`Control::reset`].
+    pub fn refuse(&self, function: &str, code: i32) {
+        let name = CString::new(function).unwrap_or_default();
+        let refuse: Symbol<unsafe extern "C" fn(*const c_char, i32)> = self.symbol("standin_refuse");
+        // SAFETY: the name ends with a zero.
+        unsafe { refuse(name.as_ptr(), code) }
+    }
+
     /// Resets faults and counts.
     pub fn reset(&self) {
         let reset: Symbol<unsafe extern "C" fn()> = self.symbol("standin_reset");

@@ -1,5 +1,7 @@
 //! Copying of weights from a checkpoint to the device.
 
+use std::collections::HashMap;
+
 use half::{bf16, f16};
 use octavo_kernels::manifest::Dtype;
 use octavo_kernels::params::QuantWeight;
@@ -11,6 +13,8 @@ use octavo_ops::{
 use crate::arena::{Arena, Plan, Region};
 use crate::driver::{Gpu, Pinned};
 use crate::dummy::Fill;
+use crate::float8::{Scaling, most_scales, shared_scales};
+use crate::linear::Setting;
 use crate::{failed, unsupported};
 
 /// Number of words of host memory through which weights are copied.
@@ -37,6 +41,8 @@ pub(crate) struct Part {
     pub(crate) region: Region,
     /// Quantisation; `None` for numbers of the element type, `[rows, cols]`.
     pub(crate) quant: Option<(QuantFormat, QuantLayout)>,
+    /// Scales of an FP8 matrix that cuBLASLt may multiply.
+    pub(crate) scales: Option<Region>,
 }
 
 impl Part {
@@ -110,13 +116,14 @@ fn uses(program: &Program) -> Vec<Use> {
 }
 
 /// Assigns a location to the weights of a program, by [`WeightId`].
-pub(crate) fn place(program: &Program, dtype: Dtype, plan: &mut Plan) -> Result<Vec<Placed>, BackendError> {
+pub(crate) fn place(program: &Program, setting: &Setting, plan: &mut Plan) -> Result<Vec<Placed>, BackendError> {
+    let dtype = setting.dtype;
     let place_one = |(weight, how): (&Weight, Use)| -> Result<Placed, BackendError> {
         let bytes = |size: usize| (weight.elements() as u64).saturating_mul(size as u64);
         Ok(match how {
             Use::Vector => Placed::Vector(plan.take(bytes(size_of::<f32>()))),
             Use::Bias => Placed::Bias(plan.take(bytes(size_of::<f32>())), plan.take(bytes(dtype.bytes()))),
-            Use::Matrix => Placed::Matrix(place_matrix(weight, dtype, plan)?),
+            Use::Matrix => Placed::Matrix(place_matrix(weight, setting, plan)?),
             Use::Experts(count) => Placed::Experts(place_experts(weight, count, dtype, plan)?),
         })
     };
@@ -124,7 +131,7 @@ pub(crate) fn place(program: &Program, dtype: Dtype, plan: &mut Plan) -> Result<
 }
 
 /// Places a matrix. Adjacent parts of plain numbers become one.
-fn place_matrix(weight: &Weight, dtype: Dtype, plan: &mut Plan) -> Result<Vec<Part>, BackendError> {
+fn place_matrix(weight: &Weight, setting: &Setting, plan: &mut Plan) -> Result<Vec<Part>, BackendError> {
     let mut parts: Vec<Part> = Vec::new();
     let mut rest = &weight.parts[..];
     while let Some(first) = rest.first() {
@@ -135,7 +142,11 @@ fn place_matrix(weight: &Weight, dtype: Dtype, plan: &mut Plan) -> Result<Vec<Pa
         };
         let rows = rest[..together].iter().map(|part| part.rows).sum();
         rest = &rest[together..];
-        parts.push(place_part(weight, rows, format, dtype, plan)?);
+        let mut part = place_part(weight, rows, format, setting.dtype, plan)?;
+        if format == Some(QuantFormat::F8E4M3) && setting.multiplies_fp8_by_library() {
+            part.scales = Some(plan.take((most_scales(rows, weight.cols) * size_of::<f32>()) as u64));
+        }
+        parts.push(part);
     }
     Ok(parts)
 }
@@ -177,7 +188,7 @@ fn place_part(
     };
     let plain = (rows as u64).saturating_mul(weight.cols as u64).saturating_mul(dtype.bytes() as u64);
     let region = plan.take(quant.map_or(plain, |(_, layout)| layout.bytes() as u64));
-    Ok(Part { rows, region, quant })
+    Ok(Part { rows, region, quant, scales: None })
 }
 
 /// Reads weights and copies them to their locations.
@@ -188,6 +199,8 @@ pub(crate) struct Loader<'a> {
     pub(crate) source: &'a dyn WeightSource,
     /// Staging memory of [`STAGING_WORDS`].
     pub(crate) staging: &'a mut Pinned,
+    /// Which elements share a scale, by the address of the scales.
+    pub(crate) scalings: HashMap<u64, Scaling>,
     /// Generator of dummy weights, if the source uses them.
     pub(crate) fill: Option<&'a Fill>,
     /// Called with the number of bytes read since the last call.
@@ -215,7 +228,7 @@ impl Loader<'_> {
                     rest = others;
                     match part.quant {
                         None => self.load_plain(weight, these, &[(part.region, self.dtype)])?,
-                        Some((_, layout)) => self.load_quantised(weight, these, part.region, layout)?,
+                        Some((_, layout)) => self.load_quantised(weight, these, part, layout)?,
                     }
                 }
                 Ok(())
@@ -225,7 +238,7 @@ impl Loader<'_> {
                     let these: Vec<_> = parts_of_experts(weight, index, parts.len()).cloned().collect();
                     match part.quant {
                         None => self.load_plain(weight, &these, &[(part.region, self.dtype)])?,
-                        Some((_, layout)) => self.load_quantised(weight, &these, part.region, layout)?,
+                        Some((_, layout)) => self.load_quantised(weight, &these, part, layout)?,
                     }
                 }
                 Ok(())
@@ -277,7 +290,7 @@ impl Loader<'_> {
         &mut self,
         weight: &Weight,
         parts: &[WeightPart],
-        region: Region,
+        part: &Part,
         layout: QuantLayout,
     ) -> Result<(), BackendError> {
         let read = |part: &WeightPart| part.read(weight.cols, self.source).map(|data| data.bytes);
@@ -285,9 +298,16 @@ impl Loader<'_> {
             [part] => read(part)?,
             parts => parts.iter().map(read).collect::<Result<Vec<_>, _>>()?.concat().into(),
         };
+        if let Some(region) = part.scales
+            && let Some((scaling, scales)) = shared_scales(&blocks, part.rows, weight.cols)
+        {
+            let at = self.arena.at(region);
+            self.gpu.write(at, &scales.into_iter().map(f32::to_bits).collect::<Vec<_>>())?;
+            self.scalings.insert(at, scaling);
+        }
         let mut out = vec![0; layout.bytes()];
         layout.repack(&blocks, &mut out);
-        let mut at = self.arena.at(region);
+        let mut at = self.arena.at(part.region);
         for chunk in out.chunks(self.staging.len() * size_of::<u32>()) {
             self.upload(at, chunk.len(), &parts[0].tensor, |out| {
                 out.copy_from_slice(chunk);
@@ -402,7 +422,7 @@ mod tests {
     fn parts_of_plain_numbers_are_one() {
         let (program, _) = TinyModel { biases: true, ..TinyModel::default() }.build().unwrap();
         let mut plan = Plan::default();
-        let placed = place(&program, Dtype::Bf16, &mut plan).unwrap();
+        let placed = place(&program, &crate::linear::tests::setting(Dtype::Bf16), &mut plan).unwrap();
         let of = |name: &str| &placed[program.weights.iter().position(|w| w.name == name).unwrap()];
         assert!(matches!(of("0.qkv"), Placed::Matrix(parts) if parts.len() == 1 && parts[0].rows == 64));
         assert!(matches!(of("0.in.norm"), Placed::Vector(region) if region.bytes == 24 * 4));
@@ -429,7 +449,8 @@ mod tests {
     fn what_no_kernel_takes_is_said() {
         let model = TinyModel { hidden: 12, ..TinyModel::default() };
         let (program, _) = model.build().unwrap();
-        let error = place(&program, Dtype::F32, &mut Plan::default()).unwrap_err().to_string();
+        let error =
+            place(&program, &crate::linear::tests::setting(Dtype::F32), &mut Plan::default()).unwrap_err().to_string();
         assert_eq!(error, "the cuda backend does not support rows of 12 elements, no multiple of 8 (weight 'embed')");
     }
 }

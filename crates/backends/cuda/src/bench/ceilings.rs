@@ -98,9 +98,9 @@ fn product_rate(opened: &Opened<'_>, bench: &CeilingsBench) -> Result<Result<f64
         fill(opened, memory.at(region), bytes)?;
     }
     let alignment = USUAL_ALIGNMENT;
-    let shape = Shape { n: size, k: size, stride: size, out: opened.dtype, bias: false, alignment };
+    let shape = Shape { n: size, k: size, stride: size, out: opened.dtype, bias: false, scaling: None, alignment };
     let [input, weight, out] = [input, weight, out].map(|region| memory.at(region));
-    let operands = Operands { input, weight, bias: 0, add: 0, out, scale: 1.0 };
+    let operands = Operands { input, weight, bias: 0, add: 0, out, scale: 1.0, scales: [0; 2] };
     library.prepare(shape, size, Some(&operands));
     let refused = || crate::failed("cuBLASLt has no algorithm for the product");
     let multiply = |_| library.run(shape, size, &operands)?.then_some(()).ok_or_else(refused);

@@ -1,12 +1,13 @@
 //! Cases of products, dense and quantised.
 
 use octavo_kernels::manifest::{self, Dtype, GemmTile};
-use octavo_kernels::params::{DequantizeParams, LinearParams, QuantLinearParams, QuantizeParams};
+use octavo_kernels::params::{DequantizeParams, LinearParams, QuantLinearParams, QuantWeight, QuantizeParams};
 use octavo_kernels::quant::{QuantFormat, QuantLayout};
 
 use super::At;
 use super::cases::{Cases, Tables, Work, counted};
 use crate::arena::{Plan, Region};
+use crate::float8::{SIDE, Scaling, most_scales};
 use crate::libraries::cublaslt::{Operands, Shape, USUAL_ALIGNMENT, bucket};
 
 /// A weight `[n, k]`.
@@ -78,11 +79,11 @@ impl Cases<'_> {
             self.round(gate_up.k, rows);
         }
         if let Some(layout) = QuantLayout::new(QuantFormat::F8E4M3, gate_up.n, gate_up.k)
-            && self.chip().has_fp8_mma()
+            && self.chip().has_fp8()
             && self.dtype != Dtype::F32
         {
             for rows in self.row_counts() {
-                self.fp8(gate_up, layout, rows);
+                self.fp8(gate_up, layout, rows, with_library);
             }
         }
     }
@@ -130,7 +131,7 @@ impl Cases<'_> {
         if with_library {
             let (work, dense) = self.dense_work(weight, rows);
             let (n, k, alignment) = (n as u32, k as u32, USUAL_ALIGNMENT);
-            let shape = Shape { n, k, stride: n, out, bias: false, alignment };
+            let shape = Shape { n, k, stride: n, out, bias: false, scaling: None, alignment };
             self.library(shape, rows as u32, work, move |at| Operands {
                 input: at.data(dense.input),
                 weight: at.data(dense.weight),
@@ -138,6 +139,7 @@ impl Cases<'_> {
                 add: 0,
                 out: at.data(dense.out),
                 scale: 1.0,
+                scales: [0; 2],
             });
         }
     }
@@ -209,8 +211,73 @@ impl Cases<'_> {
         });
     }
 
-    /// Adds the product of activations in FP8 with an FP8 weight, and their rounding.
-    fn fp8(&mut self, weight: Weight, layout: QuantLayout, rows: usize) {
+    /// Adds the product of activations in FP8 with an FP8 weight, by the kernel or by the library that does it, and their
+    /// rounding.
+    fn fp8(&mut self, weight: Weight, layout: QuantLayout, rows: usize, with_library: bool) {
+        self.round_fp8(weight.k, rows, Scaling::Rows);
+        if self.chip().has_fp8_mma() {
+            self.fp8_product(weight, layout, rows);
+            return;
+        }
+        self.round_fp8(weight.k, rows, Scaling::Blocks);
+        for scaling in [Scaling::Rows, Scaling::Blocks, Scaling::Afterwards].into_iter().filter(|_| with_library) {
+            self.fp8_library(weight, rows, scaling);
+        }
+        self.scale_fp8(weight, rows);
+    }
+
+    fn fp8_library(&mut self, weight: Weight, rows: usize, scaling: Scaling) {
+        let Weight { name, n, k, out } = weight;
+        let out = if scaling == Scaling::Afterwards { Dtype::F32 } else { out };
+        // cuBLASLt computes a few surplus rows.
+        let room = bucket(rows as u32) as usize;
+        let (floats, input_scales) = (size_of::<f32>(), room * k.div_ceil(SIDE));
+        let mut plan = Plan::default();
+        let [codes, scales, input, of_input, to] =
+            [n * k, most_scales(n, k) * floats, room * k, input_scales * floats, room * n * out.bytes()]
+                .map(|bytes| plan.take(bytes as u64));
+        let scales_of = match scaling {
+            Scaling::Rows => "with scales of rows",
+            Scaling::Blocks => "with scales of blocks",
+            Scaling::Afterwards => "without scales",
+        };
+        let what = format!("{name} {n}x{k} in FP8 {scales_of}, {}", counted(rows, "row"));
+        let bytes = n * k + rows * (k + n * out.bytes());
+        let work = Work { what, bytes, flops: 2 * rows * n * k, plan, tables: Tables::default() };
+        let (n, k, alignment) = (n as u32, k as u32, USUAL_ALIGNMENT);
+        let shape = Shape { n, k, stride: n, out, bias: false, scaling: Some(scaling), alignment };
+        self.library(shape, rows as u32, work, move |at| Operands {
+            input: at.data(input),
+            weight: at.data(codes),
+            bias: 0,
+            add: 0,
+            out: at.data(to),
+            scale: 1.0,
+            scales: [at.data(scales), at.data(of_input)],
+        });
+    }
+
+    /// Adds the kernel that applies the scales of rows to the product of codes.
+    fn scale_fp8(&mut self, weight: Weight, rows: usize) {
+        let Weight { name, n, out, .. } = weight;
+        let mut plan = Plan::default();
+        let [sums, of_rows, of_weight, to] =
+            [rows * n * size_of::<f32>(), rows * size_of::<f32>(), n * size_of::<f32>(), rows * n * out.bytes()]
+                .map(|bytes| plan.take(bytes as u64));
+        let bytes = rows * n * (size_of::<f32>() + out.bytes()) + (rows + n) * size_of::<f32>();
+        let what = format!("{name} {n} columns in FP8, {}", counted(rows, "row"));
+        let work = Work { what, bytes, flops: 2 * rows * n, plan, tables: Tables::default() };
+        self.kernel(manifest::scale_f8(out), work, move |at, threads| {
+            let (m, n, scale) = (rows as u32, n as u32, 1.0);
+            let [input, scales, of_weight, out] = [sums, of_rows, of_weight, to].map(|region| at.data(region));
+            let weight = QuantWeight { scales: of_weight, ..QuantWeight::default() };
+            let sizes = QuantLinearParams { m, n, out_stride: n, scale, ..QuantLinearParams::default() };
+            let params = QuantLinearParams { weight, input, scales, out, ..sizes };
+            (params, params.column_grid(threads))
+        });
+    }
+
+    fn fp8_product(&mut self, weight: Weight, layout: QuantLayout, rows: usize) {
         let Weight { name, n, k, .. } = weight;
         let (dtype, size) = (self.dtype, self.size());
         let mut plan = Plan::default();
@@ -224,16 +291,24 @@ impl Cases<'_> {
             let params = QuantLinearParams { scales: at.data(scales), ..params };
             (params, params.tile_grid(manifest::GEMM_F8_TILE))
         });
+    }
+
+    fn round_fp8(&mut self, k: usize, rows: usize, scaling: Scaling) {
+        let (instance, count) = match scaling {
+            Scaling::Rows | Scaling::Afterwards => (manifest::quantize_f8(self.dtype), 1),
+            Scaling::Blocks => (manifest::quantize_f8_groups(self.dtype), k.div_ceil(SIDE)),
+        };
         let mut plan = Plan::default();
         let [input, codes, scales] =
-            [rows * k * size, rows * k, rows * size_of::<f32>()].map(|bytes| plan.take(bytes as u64));
-        let bytes = rows * (k * (size + 1) + size_of::<f32>());
+            [rows * k * self.size(), rows * k, rows * count * size_of::<f32>()].map(|bytes| plan.take(bytes as u64));
+        let bytes = rows * (k * (self.size() + 1) + count * size_of::<f32>());
         let what = format!("{k} columns, {}", counted(rows, "row"));
         let work = Work { what, bytes, flops: 3 * rows * k, plan, tables: Tables::default() };
-        self.kernel(manifest::quantize_f8(dtype), work, move |at, _| {
+        self.kernel(instance, work, move |at, threads| {
             let [input, codes, scales] = [input, codes, scales].map(|region| at.data(region));
-            let params = QuantizeParams { input, codes, scales, m: rows as u32, k: k as u32 };
-            (params, params.row_grid())
+            let (m, k) = (rows as u32, k as u32);
+            let params = QuantizeParams { input, codes, scales, m, k, stride: m, reserved: 0 };
+            (params, if scaling == Scaling::Rows { params.row_grid() } else { params.grid(threads) })
         });
     }
 
@@ -255,6 +330,7 @@ impl Cases<'_> {
                 scales: at.data(scales),
                 m: rows as u32,
                 k: k as u32,
+                ..QuantizeParams::default()
             };
             (params, params.grid(threads))
         });

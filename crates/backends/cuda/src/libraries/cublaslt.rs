@@ -5,6 +5,15 @@
 //!
 //! cuBLASLt uses column-major order: our `out[M,N] = input[M,K] · weight[N,K]ᵀ` is its `Outᵀ[N,M] = Wᵀ · Inputᵀ`, whose
 //! factors and result need no change in memory.
+//!
+//! Factors in e4m3 (cuBLAS documentation, "Narrow Precision Data Types Usage"; the numbers are those of `cublasLt.h`) need
+//! compute capability 8.9, a transposed first factor and a second one that is not (our order), rows of a multiple of 16 bytes,
+//! sums in f32, and an output in f16, bf16 or f32. Without scales, every release multiplies them. Scales for parts of a factor,
+//! on the device, need cuBLASLt 12.9 and compute capability 9.0. An older library refuses the attribute of the mode, and other
+//! chips get no algorithm, so neither version nor chip is asked for. With [`Scaling::Rows`], a row of either factor has a
+//! scale. With [`Scaling::Blocks`], N and the planned number of rows are multiples of 4; the scales of the weight are rows of
+//! blocks, padded to a multiple of 4; those of the input are `[K / 128, rows]`, of as many rows as are planned. Scales are
+//! aligned to 16 bytes. Sums are promoted to f32 on the way (`FAST_ACCUM` stays 0).
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -18,6 +27,7 @@ use octavo_ops::BackendError;
 use super::{Candidate, functions, open};
 use crate::driver::Gpu;
 use crate::failed;
+use crate::float8::Scaling;
 
 /// Size of the workspace in bytes: NVIDIA's recommendation for Hopper, and more than enough for the others.
 pub(crate) const WORKSPACE: u64 = 32 << 20;
@@ -37,6 +47,28 @@ enum Attribute {
     TransposeA = 3,
     Epilogue = 7,
     BiasPointer = 8,
+    WeightScalePointer = 17,
+    InputScalePointer = 18,
+    WeightScaleMode = 31,
+    InputScaleMode = 32,
+}
+
+/// `CUDA_R_8F_E4M3`.
+const E4M3: i32 = 28;
+
+/// Returns the modes of the scales of weight and input, `cublasLtMatmulMatrixScale_t`; `None` if they have no scales.
+const fn modes(scaling: Scaling) -> Option<[i32; 2]> {
+    /// `OUTER_VEC_32F`.
+    const ROWS: i32 = 3;
+    /// `VEC128_32F`.
+    const VECTORS: i32 = 4;
+    /// `BLK128x128_32F`.
+    const BLOCKS: i32 = 5;
+    match scaling {
+        Scaling::Rows => Some([ROWS, ROWS]),
+        Scaling::Blocks => Some([BLOCKS, VECTORS]),
+        Scaling::Afterwards => None,
+    }
 }
 
 /// Criteria for choosing an algorithm, `cublasLtMatmulPreferenceAttributes_t`.
@@ -109,6 +141,8 @@ pub(crate) struct Shape {
     pub(crate) out: Dtype,
     /// Whether a bias is added.
     pub(crate) bias: bool,
+    /// How factors in e4m3 are scaled; `None` if they have the type of activations.
+    pub(crate) scaling: Option<Scaling>,
     /// Alignment in bytes of the output and of the added matrix, from [`LEAST_ALIGNMENT`] to [`USUAL_ALIGNMENT`].
     pub(crate) alignment: u32,
 }
@@ -130,6 +164,8 @@ pub(crate) struct Operands {
     pub(crate) out: u64,
     /// Factor of the product.
     pub(crate) scale: f32,
+    /// Scales of the weight and of the input; read if the shape has a scaling.
+    pub(crate) scales: [u64; 2],
 }
 
 /// The library, its handle on the current context, and the plans made with it.
@@ -142,14 +178,17 @@ pub(crate) struct CublasLt {
     workspace: u64,
     /// Plans; `None` if the library has no algorithm, or none that runs.
     plans: HashMap<(Shape, u32), Option<Plan>>,
-    /// Whether an algorithm has run, by its output type and bias.
-    tried: HashMap<(Algorithm, Dtype, bool), Result<(), Refused>>,
+    /// Whether an algorithm has run.
+    tried: HashMap<Tried, Result<(), Refused>>,
     /// Path of the library.
     pub(crate) path: PathBuf,
 }
 
 // SAFETY: handles may be used from any thread, one at a time; `&mut self` and the device's one thread ensure that.
 unsafe impl Send for CublasLt {}
+
+/// An algorithm, and what it loads another kernel for: the type of the output, whether there is a bias, and the scaling.
+type Tried = (Algorithm, Dtype, bool, Option<Scaling>);
 
 /// Message of the library about an unsupported product.
 type Refused = String;
@@ -167,6 +206,11 @@ struct Plan {
 pub(crate) fn bucket(rows: u32) -> u32 {
     let step = (rows.max(1).next_power_of_two() / 16).max(16);
     rows.max(1).next_multiple_of(step)
+}
+
+/// Returns all numbers of rows for which products of at most `most` rows are planned.
+pub(crate) fn buckets(most: u32) -> impl Iterator<Item = u32> {
+    std::iter::successors(Some(bucket(1)), |rows| Some(bucket(rows + 1))).take_while(move |rows| *rows <= bucket(most))
 }
 
 impl CublasLt {
@@ -188,10 +232,10 @@ impl CublasLt {
 
     /// Plans a product of `rows` rows (a [`bucket`]), unless it is planned already. With `operands`, an algorithm that
     /// has not run before is run, because the library loads a kernel on its first run, which takes memory and time and
-    /// may fail only then. [`CublasLt::run`] leaves unsupported products to other kernels.
-    pub(crate) fn prepare(&mut self, shape: Shape, rows: u32, operands: Option<&Operands>) {
-        if self.plans.contains_key(&(shape, rows)) {
-            return;
+    /// may fail only then. [`CublasLt::run`] leaves unsupported products to other kernels. Returns whether it is supported.
+    pub(crate) fn prepare(&mut self, shape: Shape, rows: u32, operands: Option<&Operands>) -> bool {
+        if let Some(known) = self.plans.get(&(shape, rows)) {
+            return known.is_some();
         }
         let planned = self.plan(shape, rows, operands).and_then(|plan| {
             let tried = self.try_once(&plan, shape, operands);
@@ -203,17 +247,25 @@ impl CublasLt {
         if let Err(reason) = &planned {
             tracing::debug!(reason, ?shape, rows, "cuBLASLt does not multiply this");
         }
+        let supported = planned.is_ok();
         self.plans.insert((shape, rows), planned.ok());
+        supported
     }
 
-    /// Returns the number of products that were to be planned, and the number of unsupported ones.
+    /// Returns whether a product is planned and supported.
+    pub(crate) fn supports(&self, shape: Shape, rows: u32) -> bool {
+        matches!(self.plans.get(&(shape, rows)), Some(Some(_)))
+    }
+
+    /// Returns the number of products that were to be planned, and the number of unsupported ones, without those in e4m3.
     pub(crate) fn counts(&self) -> (usize, usize) {
-        (self.plans.len(), self.plans.values().filter(|plan| plan.is_none()).count())
+        let plans = || self.plans.iter().filter(|((shape, _), _)| shape.scaling.is_none());
+        (plans().count(), plans().filter(|(_, plan)| plan.is_none()).count())
     }
 
     fn try_once(&mut self, plan: &Plan, shape: Shape, operands: Option<&Operands>) -> Result<(), Refused> {
         let Some(operands) = operands else { return Ok(()) };
-        let key = (plan.algorithm, shape.out, shape.bias);
+        let key = (plan.algorithm, shape.out, shape.bias, shape.scaling);
         if let Some(known) = self.tried.get(&key) {
             return known.clone();
         }
@@ -238,15 +290,15 @@ impl CublasLt {
     fn describe(&self, plan: &mut Plan, shape: Shape, rows: u32, operands: Option<&Operands>) -> Result<(), Refused> {
         let f = &self.functions;
         let (n, k, m) = (u64::from(shape.n), u64::from(shape.k), u64::from(rows));
-        let layout = |to: &mut Handle, dtype: Dtype, rows, columns, stride: u32| {
+        let layout = |to: &mut Handle, of: i32, rows, columns, stride: u32| {
             // SAFETY: the handle is written to a local pointer.
-            let result =
-                unsafe { (f.cublasLtMatrixLayoutCreate)(&raw mut *to, data_type(dtype), rows, columns, stride.into()) };
+            let result = unsafe { (f.cublasLtMatrixLayoutCreate)(&raw mut *to, of, rows, columns, stride.into()) };
             check("cublasLtMatrixLayoutCreate", result)
         };
-        layout(&mut plan.weight, self.dtype, k, n, shape.k)?;
-        layout(&mut plan.input, self.dtype, k, m, shape.k)?;
-        layout(&mut plan.out, shape.out, n, m, shape.stride)?;
+        let factors = if shape.scaling.is_some() { E4M3 } else { data_type(self.dtype) };
+        layout(&mut plan.weight, factors, k, n, shape.k)?;
+        layout(&mut plan.input, factors, k, m, shape.k)?;
+        layout(&mut plan.out, data_type(shape.out), n, m, shape.stride)?;
         // SAFETY: as above.
         let result =
             unsafe { (f.cublasLtMatmulDescCreate)(&raw mut plan.description, COMPUTE_F32, data_type(Dtype::F32)) };
@@ -254,12 +306,24 @@ impl CublasLt {
         self.set_attribute(plan, Attribute::TransposeA, &TRANSPOSED)?;
         if shape.bias {
             self.set_attribute(plan, Attribute::Epilogue, &EPILOGUE_BIAS)?;
-            // The choice of an algorithm needs a bias address; each launch sets its own.
-            self.set_attribute(
-                plan,
-                Attribute::BiasPointer,
-                &operands.map_or(self.workspace, |operands| operands.bias),
-            )?;
+        }
+        if let Some([weight, input]) = shape.scaling.and_then(modes) {
+            self.set_attribute(plan, Attribute::WeightScaleMode, &weight)?;
+            self.set_attribute(plan, Attribute::InputScaleMode, &input)?;
+        }
+        // The choice of an algorithm needs addresses; each launch sets its own.
+        let (bias, scales) = operands.map_or((self.workspace, [self.workspace; 2]), |of| (of.bias, of.scales));
+        self.set_addresses(plan, shape, bias, scales)
+    }
+
+    /// Sets the addresses that are part of a description.
+    fn set_addresses(&self, plan: &Plan, shape: Shape, bias: u64, [weight, input]: [u64; 2]) -> Result<(), Refused> {
+        if shape.bias {
+            self.set_attribute(plan, Attribute::BiasPointer, &bias)?;
+        }
+        if shape.scaling.and_then(modes).is_some() {
+            self.set_attribute(plan, Attribute::WeightScalePointer, &weight)?;
+            self.set_attribute(plan, Attribute::InputScalePointer, &input)?;
         }
         Ok(())
     }
@@ -339,9 +403,7 @@ impl CublasLt {
     }
 
     fn launch(&self, plan: &Plan, shape: Shape, operands: &Operands) -> Result<(), Refused> {
-        if shape.bias {
-            self.set_attribute(plan, Attribute::BiasPointer, &operands.bias)?;
-        }
+        self.set_addresses(plan, shape, operands.bias, operands.scales)?;
         let beta = if operands.add == 0 { 0.0f32 } else { 1.0 };
         // The address is not read if beta is 0, but it must be valid.
         let add = if operands.add == 0 { operands.out } else { operands.add };

@@ -76,20 +76,58 @@ fn differences(found: &[f32], expected: &[f32]) -> (f64, f64) {
     (errors.clone().fold(0.0, f64::max), errors.sum::<f64>() / found.len() as f64)
 }
 
-/// Compares a model of FP8 weights whose inputs may be rounded with exact inputs. `rounds` says whether the device rounds
-/// those of many rows.
-pub(crate) fn fp8_inputs_agree(config: &CudaConfig, rounds: bool) {
+/// Elements of an FP8 weight that share a scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shared {
+    /// 32 adjacent ones.
+    Groups,
+    /// Those of a row.
+    Rows,
+    /// 128 x 128.
+    Blocks,
+}
+
+/// Gives elements of FP8 weights scales that they share, and that differ much.
+fn share_scales((program, weights): &mut (Program, MemoryWeights), shared: Shared) {
+    let storage = StorageType::F8E4M3;
+    for weight in &program.weights {
+        let groups = weight.cols / storage.block_elements();
+        for part in weight.parts.iter().filter(|part| part.storage == storage && shared != Shared::Groups) {
+            let tensor = weights.tensors.get_mut(&part.tensor).expect("the model has its tensors");
+            for (at, block) in tensor.bytes.to_mut().chunks_exact_mut(storage.block_bytes()).enumerate() {
+                let (row, col) = (at / groups, at % groups * storage.block_elements());
+                let factor = match shared {
+                    Shared::Rows => [1.0, 0.25, 2.0, 0.5, 4.0][row % 5],
+                    Shared::Blocks | Shared::Groups => [1.0, 4.0, 0.25, 2.0][row / 128 % 2 * 2 + col / 128 % 2],
+                };
+                let scale = factor * 0.5 / (weight.cols as f32).sqrt() / 448.0;
+                block[..4].copy_from_slice(&scale.to_le_bytes());
+            }
+        }
+    }
+}
+
+/// Compares a model of FP8 weights whose inputs may be rounded with exact inputs. Returns whether those of many rows are
+/// rounded. More than 64 rows are many.
+pub(crate) fn fp8_inputs_agree(config: &CudaConfig, shared: Shared, many: usize) -> bool {
     let mut model = model(StorageType::F8E4M3).build().expect("the model is well formed");
-    for tokens in [20, 70] {
+    share_scales(&mut model, shared);
+    let mut rounds = false;
+    for tokens in [20, many] {
         let expected = logits(&mut CandleBackend::new(), &model, tokens);
         let [exact, found] = [false, true].map(|fp8_inputs| {
             model.0.fp8_inputs = fp8_inputs;
-            logits(&mut open(config.clone()), &model, tokens)
+            let mut backend = open(config.clone());
+            let logits = logits(&mut backend, &model, tokens);
+            rounds = backend.rounds_to_fp8();
+            assert!(fp8_inputs || !rounds, "the checkpoint is not made for it");
+            logits
         });
         let (worst, mean) = differences(&found, &expected);
-        assert!(worst < WORST && mean < MEAN, "{tokens} tokens: off by {worst}, {mean} in the mean");
-        assert_eq!(found != exact, rounds && tokens == 70, "{tokens} tokens: rounding changes numbers");
+        assert!(worst < WORST && mean < MEAN, "{shared:?}, {tokens} tokens: off by {worst}, {mean} in the mean");
+        assert_eq!(found != exact, rounds && tokens == many, "{shared:?}, {tokens} tokens: rounding changes numbers");
     }
+    rounds
 }
 
 /// Compares a model whose fused weights have parts with `storages`, in turn.

@@ -46,11 +46,22 @@ fn families(times: &[KernelTime]) -> BTreeSet<&str> {
 }
 
 #[test]
-fn products_in_fp8_are_measured_where_warps_multiply_it() {
-    for (device, has) in [(L40S, true), (H200, false)] {
-        let times = times(device, Dtype::Bf16, Some("f8_bf16"));
-        let found = ["gemm_f8_bf16", "quantize_f8_bf16"].map(|name| times.iter().any(|time| time.kernel == name));
-        assert_eq!(found, [has; 2]);
+fn products_in_fp8_are_measured_where_it_is_multiplied() {
+    for (device, own) in [(L40S, true), (H200, false), (V100, false)] {
+        let dtype = if device == V100 { Dtype::F16 } else { Dtype::Bf16 };
+        let times = ["f8_bf16", "f8_groups", "in FP8"].map(|filter| times(device, dtype, Some(filter))).concat();
+        let has = |name: &str, what: &str| times.iter().any(|time| time.kernel == name && time.what.contains(what));
+        let (rounded, by_library) = (device != V100, device == H200);
+        assert_eq!([has("gemm_f8_bf16", ""), has("quantize_f8_bf16", "")], [own, rounded]);
+        for (name, what) in [
+            ("quantize_f8_groups_bf16", ""),
+            ("scale_f8_bf16", ""),
+            ("cublasLt", "with scales of rows"),
+            ("cublasLt", "with scales of blocks"),
+            ("cublasLt", "without scales"),
+        ] {
+            assert_eq!(has(name, what), by_library, "{name} {what}");
+        }
         assert!(times.iter().all(|time| time.seconds.as_ref().is_ok_and(|seconds| *seconds > 0.0)), "{times:?}");
     }
 }
@@ -149,8 +160,10 @@ fn a_refusal_of_cublaslt_is_one_row() {
     let times: Vec<_> = (0..bencher.cases().len()).map(|number| bencher.measure(number).unwrap()).collect();
     control.reset();
     let refused: Vec<_> = times.iter().filter(|time| matches!(time.seconds, Err(Unmeasured::Refused(_)))).collect();
-    // One row and two rows have the same plan, and so have qkv and gate_up at these sizes.
-    let planned = |time: &&KernelTime| time.what.contains("512x64") && !time.what.contains("70 rows");
+    // One row and two rows have the same plan, and so have qkv and gate_up at these sizes, but not their products in FP8.
+    let planned = |time: &&KernelTime| {
+        time.what.contains("512x64") && !time.what.contains("70 rows") && !time.what.contains("FP8")
+    };
     assert_eq!(refused.len(), times.iter().filter(planned).count() + 1, "{times:?}");
     assert!(times.iter().filter(|time| time.seconds.is_ok()).count() == times.len() - refused.len(), "{times:?}");
     assert!(refused.len() < times.len() / 2, "{times:?}");

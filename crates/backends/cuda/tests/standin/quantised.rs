@@ -1,5 +1,6 @@
 //! Tests of weights that stay quantised.
 
+use octavo_backend_cuda::testing::Control;
 use octavo_backend_cuda::testing::devices::{H200, L40S, V100};
 use octavo_backend_cuda::{CudaConfig, Dtype};
 use octavo_ops::StorageType::{
@@ -7,7 +8,7 @@ use octavo_ops::StorageType::{
     Q8_0,
 };
 
-use crate::common::quantised::{format_agrees, fp8_inputs_agree, mixture_agrees};
+use crate::common::quantised::{Shared, format_agrees, fp8_inputs_agree, mixture_agrees};
 use crate::config;
 
 #[test]
@@ -40,15 +41,37 @@ fn every_format_means_what_candle_reads() {
 }
 
 #[test]
-fn inputs_are_rounded_to_fp8_where_warps_multiply_it() {
-    for (device, dtype, batch_invariant, rounds) in [
-        (L40S, Dtype::Bf16, false, true),
-        (L40S, Dtype::F16, false, true),
-        (L40S, Dtype::Bf16, true, false),
-        (H200, Dtype::Bf16, false, false),
+fn inputs_are_rounded_to_fp8_where_it_is_multiplied() {
+    for (device, dtype, batch_invariant, shared, rounds) in [
+        (L40S, Dtype::Bf16, false, Shared::Groups, true),
+        (L40S, Dtype::F16, false, Shared::Blocks, true),
+        (L40S, Dtype::Bf16, true, Shared::Rows, false),
+        (H200, Dtype::Bf16, false, Shared::Groups, false),
+        (H200, Dtype::Bf16, false, Shared::Rows, true),
+        (H200, Dtype::F16, false, Shared::Rows, true),
+        (H200, Dtype::Bf16, false, Shared::Blocks, true),
+        (H200, Dtype::Bf16, true, Shared::Blocks, false),
+        (V100, Dtype::F16, false, Shared::Rows, false),
     ] {
-        fp8_inputs_agree(&CudaConfig { device, dtype: Some(dtype), batch_invariant, ..config() }, rounds);
+        let config = CudaConfig { device, dtype: Some(dtype), batch_invariant, ..config() };
+        assert_eq!(fp8_inputs_agree(&config, shared, 70), rounds, "{device} {dtype:?} {shared:?}");
     }
+}
+
+#[test]
+fn scales_that_the_library_does_not_know_are_applied_afterwards_or_the_product_is_in_16_bits() {
+    let control = Control::new();
+    control.reset();
+    let config = |dtype| CudaConfig { dtype: Some(dtype), ..config() };
+    assert!(fp8_inputs_agree(&config(Dtype::Bf16), Shared::Rows, 70));
+    assert!(control.calls("CUBLASLT_MATMUL_DESC_A_SCALE_MODE") > 0);
+    // CUBLAS_STATUS_INVALID_VALUE
+    control.refuse("CUBLASLT_MATMUL_DESC_A_SCALE_MODE", 7);
+    // Chunks have 128 rows, because the weights have 256 columns.
+    assert!(fp8_inputs_agree(&config(Dtype::Bf16), Shared::Rows, 150));
+    assert!(fp8_inputs_agree(&config(Dtype::F16), Shared::Rows, 70));
+    assert!(!fp8_inputs_agree(&config(Dtype::Bf16), Shared::Blocks, 70));
+    control.reset();
 }
 
 #[test]
