@@ -3,7 +3,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::{GROUP_CODES, GROUP_SCALES, Quant};
+use super::walk::{GROUP_CODES, GROUP_SCALES, Quant};
 use crate::activation::TILE;
 use crate::memory::LINE;
 use crate::rows::{GROUP, LOW_BITS};

@@ -3,7 +3,7 @@
 use half::f16;
 use octavo_ops::{e4m3, e8m0_halved};
 
-use super::{GROUP_CODES, GROUP_SCALES, Quant};
+use super::walk::{GROUP_CODES, GROUP_SCALES, Quant};
 use crate::memory::LINE;
 use crate::rows::{GROUP, LOW_BITS, fma};
 use crate::weights::{

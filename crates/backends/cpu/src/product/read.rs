@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
-use super::{GROUP_CODES, GROUP_SCALES};
+use super::walk::{GROUP_CODES, GROUP_SCALES};
 use crate::memory::LINE;
 use crate::weights::{Codes, E2M1_CODES, E2M1_OFFSET, IQ4_CODES, IQ4_OFFSET, Layout, PANEL, PanelKind, STEPS, Scales};
 

@@ -7,7 +7,8 @@ use octavo_ops::{StorageType, TensorData, Weight, WeightPart};
 use super::*;
 use crate::activation::{Activation, Forms};
 use crate::pool::Pool;
-use crate::weights::WeightDtype;
+use crate::rows::GROUP;
+use crate::weights::{Layout, WeightDtype};
 
 /// Returns a random weight in two parts, of which the first is not a whole number of panels.
 fn matrix(storage: StorageType, cols: usize) -> Matrix {

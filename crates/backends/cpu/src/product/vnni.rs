@@ -8,7 +8,7 @@ use super::read::{
     E2m1, Eight, Five, Fixed, Four, Halves, Iq4, Packed, Pair, Panel, Power, ReadCodes, ReadScales, Signed, Six, Super,
     Two, Unpacked, Wide, Zero,
 };
-use super::{GROUP_CODES, GROUP_SCALES, Quant};
+use super::walk::{GROUP_CODES, GROUP_SCALES, Quant};
 use crate::memory::LINE;
 use crate::rows::{GROUP, LOW_BITS};
 use crate::weights::{Codes, E2M1_OFFSET, HALVES_OFFSET, Layout, PANEL, PanelKind, STEPS, Scales};

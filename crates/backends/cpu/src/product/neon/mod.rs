@@ -13,7 +13,7 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 use std::marker::PhantomData;
 
-use super::{Quant, Range, Store, Tile};
+use super::walk::{Quant, Range, Store, Tile};
 use crate::Isa;
 use crate::activation::TILE;
 use crate::rows::GROUP;

@@ -11,7 +11,7 @@ use std::arch::x86_64::*;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::Quant;
+use super::walk::Quant;
 use crate::activation::TILE;
 use crate::memory::Lines;
 use crate::rows::{GROUP, LOW_BITS};

@@ -10,7 +10,7 @@ use std::cell::RefCell;
 
 use octavo_ops::{FP4_VALUES, NF4_VALUES};
 
-use super::super::{Range, Store, Tile};
+use super::super::walk::{Range, Store, Tile};
 use super::{LANES, ROW_BYTES, ROWS, Row, TileRows, four, read};
 use crate::activation::TILE;
 use crate::isa::Isa;

@@ -1,0 +1,376 @@
+//! The loops over the rows and the panels of a piece of work, in the tiles of each kind of weight and instruction set.
+
+use std::cell::RefCell;
+
+use octavo_ops::StorageType;
+
+#[cfg(target_arch = "aarch64")]
+use super::neon;
+use super::{PIECE_PANELS, numbers, plain};
+#[cfg(target_arch = "x86_64")]
+use super::{amx, bf16, vnni, wide, ymm};
+use crate::activation::TILE;
+use crate::isa::{Isa, per_isa};
+#[cfg(target_arch = "x86_64")]
+use crate::memory::LINE;
+use crate::memory::Lines;
+use crate::rows::GROUP;
+#[cfg(target_arch = "x86_64")]
+use crate::tiles::{self, Strided, Tiles};
+#[cfg(target_arch = "x86_64")]
+use crate::weights::Numbers;
+use crate::weights::{Codes, Layout, PANEL, PanelKind, Panels, Part, Scales};
+
+/// Number of rows up to which VNNI multiplies weights in their stored layout, without unpacking them first.
+#[cfg(target_arch = "x86_64")]
+const PACKED_ROWS: usize = 32;
+
+/// Results of a panel for a tile of rows.
+#[repr(align(64))]
+pub(super) struct Tile(pub(super) [[f32; PANEL]; TILE]);
+
+/// Panels with codes as bytes and scales as f32, which are multiplied with many tiles of rows.
+#[derive(Default)]
+struct Unpacked {
+    groups: usize,
+    /// Size of the codes of a group in bytes.
+    group_codes: usize,
+    /// Codes per panel and group, `[STEPS][PANEL][4]`. For AMX, 4-bit codes are stored twice: first times 16.
+    codes: Lines<u8>,
+    /// Sixteen scales and sixteen minima per panel and group.
+    scales: Lines<f32>,
+}
+
+/// Size of the codes of a group of a panel in bytes.
+pub(super) const GROUP_CODES: usize = GROUP * PANEL;
+
+/// Number of scales and minima of a group of a panel.
+pub(super) const GROUP_SCALES: usize = 2 * PANEL;
+
+impl Unpacked {
+    fn reserve(&mut self, groups: usize, group_codes: usize) {
+        (self.groups, self.group_codes) = (groups, group_codes);
+        self.codes.reserve_zeroed(PIECE_PANELS * groups * group_codes);
+        self.scales.reserve_zeroed(PIECE_PANELS * groups * GROUP_SCALES);
+    }
+
+    fn panel(&self, slot: usize) -> (&[u8], &[f32]) {
+        let (codes, scales) = (self.groups * self.group_codes, self.groups * GROUP_SCALES);
+        (&self.codes[slot * codes..][..codes], &self.scales[slot * scales..][..scales])
+    }
+
+    fn panel_mut(&mut self, slot: usize) -> (&mut [u8], &mut [f32]) {
+        let (codes, scales) = (self.groups * self.group_codes, self.groups * GROUP_SCALES);
+        (&mut self.codes[slot * codes..][..codes], &mut self.scales[slot * scales..][..scales])
+    }
+}
+
+thread_local! {
+    static UNPACKED: RefCell<Unpacked> = RefCell::default();
+    /// Panels of packed numbers as bf16.
+    static NUMBERS: RefCell<Lines<u8>> = RefCell::default();
+}
+
+#[cfg(target_arch = "x86_64")]
+thread_local! {
+    /// Rows of a tile in 16 bits.
+    static WORDS: RefCell<Lines<i16>> = RefCell::default();
+}
+
+per_isa! {
+    plain;
+    /// Multiplies rows with a panel of f32, f16 or bf16.
+    fn multiply_dense(kind: PanelKind, panel: &[u8], x: &[&[f32]], results: &mut [[f32; PANEL]]);
+}
+
+pub(super) type Store<'s> = &'s mut dyn FnMut(usize, usize, &mut [[f32; PANEL]]);
+pub(super) type Quant<'a> = crate::activation::QuantRows<'a>;
+pub(super) type Range = std::ops::Range<usize>;
+
+/// Multiplies any number of rows with panels of integers, in blocks of a few rows and panels each.
+///
+/// # Safety
+/// AVX-512 with VNNI must be available, and the input must have room for whole tiles of rows.
+#[cfg(target_arch = "x86_64")]
+pub(super) unsafe fn blocks(part: &Part, panels: Range, input: &Quant<'_>, rows: Range, store: Store<'_>) {
+    use vnni::{BLOCK_PANELS, BLOCK_ROWS};
+
+    let layout = &part.layout;
+    let mut results: vnni::Results = [[[0.0; PANEL]; BLOCK_ROWS]; BLOCK_PANELS];
+    UNPACKED.with_borrow_mut(|unpacked| {
+        let unpacks = rows.len() > PACKED_ROWS && !layout.kind.has_halves();
+        if unpacks {
+            unpacked.reserve(layout.groups(), GROUP_CODES);
+        }
+        for from in panels.clone().step_by(BLOCK_PANELS) {
+            let pair = from..(from + BLOCK_PANELS).min(panels.end);
+            // A panel that does not exist repeats the last one; its results are not used.
+            let panel = |slot: usize| part.panel((from + slot).min(pair.end - 1));
+            if unpacks {
+                for slot in 0..pair.len() {
+                    let (codes, scales) = unpacked.panel_mut(slot);
+                    unpack(Isa::Avx512, panel(slot), layout, codes, scales);
+                }
+            }
+            for first in rows.clone().step_by(BLOCK_ROWS) {
+                let count = (rows.end - first).min(BLOCK_ROWS);
+                // SAFETY: the caller guarantees this; the panels have this layout.
+                unsafe {
+                    if unpacks {
+                        let panels = std::array::from_fn(|slot| unpacked.panel(slot.min(pair.len() - 1)));
+                        let narrow = matches!(layout.kind, PanelKind::Quant(Codes::Four, _));
+                        vnni::unpacked(panels, narrow, input, first, &mut results);
+                    } else {
+                        let panels = std::array::from_fn(panel);
+                        let ahead = if first == rows.start { BLOCK_PANELS } else { 0 };
+                        vnni::packed(panels, layout, input, (first, count), ahead, &mut results);
+                    }
+                }
+                for (panel, results) in pair.clone().zip(&mut results) {
+                    store(first, panel, &mut results[..count]);
+                }
+            }
+        }
+    });
+}
+
+/// Multiplies any number of rows with panels of integers, which are unpacked group by group for each tile of rows.
+///
+/// # Safety
+/// AVX2, and AVX-VNNI if it is chosen, must be available.
+#[cfg(target_arch = "x86_64")]
+pub(super) unsafe fn ymm_tiles(isa: Isa, part: &Part, panels: Range, input: Quant<'_>, rows: Range, store: Store<'_>) {
+    let layout = &part.layout;
+    let vnni = isa == Isa::AvxVnni;
+    let mut tile = Tile([[0.0; PANEL]; TILE]);
+    WORDS.with_borrow_mut(|words| {
+        for first in rows.clone().step_by(TILE) {
+            let count = (rows.end - first).min(TILE);
+            let tile_rows = ymm::TileRows::new(vnni, layout, input, (first, count), words);
+            for panel in panels.clone() {
+                let ahead = if first == rows.start { layout.bytes } else { 0 };
+                let results = &mut tile.0[..count];
+                // SAFETY: the caller guarantees this; the panel has this layout.
+                unsafe {
+                    if vnni {
+                        ymm::multiply_vnni(part.panel(panel), layout, &tile_rows, ahead, results);
+                    } else {
+                        ymm::multiply(part.panel(panel), layout, &tile_rows, ahead, results);
+                    }
+                }
+                store(first, panel, results);
+            }
+        }
+    });
+}
+
+/// Multiplies any number of rows with panels of integers.
+pub(super) fn quant(isa: Isa, part: &Part, panels: Range, input: &Quant<'_>, rows: Range, store: Store<'_>) {
+    UNPACKED.with_borrow_mut(|unpacked| {
+        let doubled = isa == Isa::Amx && matches!(part.layout.kind, PanelKind::Quant(Codes::Four, _));
+        unpacked.reserve(part.layout.groups(), if doubled { 2 * GROUP_CODES } else { GROUP_CODES });
+        for (slot, panel) in panels.clone().enumerate() {
+            let (codes, scales) = unpacked.panel_mut(slot);
+            unpack(isa, part.panel(panel), &part.layout, codes, scales);
+        }
+        #[cfg(target_arch = "x86_64")]
+        let _tiles = (isa == Isa::Amx).then(|| amx::tiles(doubled, rows.len()));
+        let mut tile = Tile([[0.0; PANEL]; TILE]);
+        for first in rows.clone().step_by(TILE) {
+            let tile = &mut tile.0[..(rows.end - first).min(TILE)];
+            for (slot, panel) in panels.clone().enumerate() {
+                multiply(isa, unpacked.panel(slot), input, first, tile);
+                store(first, panel, tile);
+            }
+        }
+    });
+}
+
+/// Multiplies any number of rows with panels of integers whose groups have a scale for each half.
+pub(super) fn quant_halves(part: &Part, panels: Range, input: &Quant<'_>, rows: Range, store: Store<'_>) {
+    let mut tile = Tile([[0.0; PANEL]; TILE]);
+    for first in rows.clone().step_by(TILE) {
+        let tile = &mut tile.0[..(rows.end - first).min(TILE)];
+        for panel in panels.clone() {
+            match part.layout.kind {
+                PanelKind::Quant(_, Scales::Pair) => {
+                    plain::multiply_pairs(part.panel(panel), &part.layout, input, first, tile);
+                }
+                _ => plain::multiply_halves(part.panel(panel), &part.layout, input, first, tile),
+            }
+            store(first, panel, tile);
+        }
+    }
+}
+
+/// Multiplies a tile of rows with an unpacked panel. On AMX the tiles must be set up.
+fn multiply(isa: Isa, (codes, scales): (&[u8], &[f32]), input: &Quant<'_>, first: usize, tile: &mut [[f32; PANEL]]) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the instruction set is available and its tiles are set up; there is room for whole tiles of rows.
+        Isa::Amx => unsafe { amx::integers(codes, scales, input, first, tile) },
+        _ => plain::multiply_integers(codes, scales, input, first, tile),
+    }
+}
+
+/// Converts codes to bytes and scales to f32.
+fn unpack(isa: Isa, panel: &[u8], layout: &Layout, codes: &mut [u8], scales: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if isa >= Isa::Avx512 {
+        // SAFETY: the instruction set is available.
+        return unsafe { vnni::unpack(panel, layout, codes, scales) };
+    }
+    let _ = isa;
+    plain::unpack(panel, layout, codes, scales);
+}
+
+/// Calls a function with panels of packed numbers as bf16.
+pub(super) fn with_numbers(isa: Isa, part: &Part, panels: Range, multiply: impl FnOnce(Panels<'_>)) {
+    let Some(layout) = Layout::new(StorageType::BF16, part.layout.cols) else {
+        unreachable!("a panel of packed numbers is smaller, but has been multiplied")
+    };
+    NUMBERS.with_borrow_mut(|unpacked| {
+        unpacked.reserve_zeroed(panels.len() * layout.bytes);
+        for (panel, out) in panels.clone().zip(unpacked.chunks_exact_mut(layout.bytes)) {
+            numbers::unpack(isa, part.panel(panel), &part.layout, out);
+        }
+        multiply(Panels { layout, first: panels.start, bytes: unpacked });
+    });
+}
+
+/// Multiplies a few rows in bf16 with panels of packed numbers, as they are read.
+///
+/// # Safety
+/// AVX-512 with BF16 must be available.
+#[cfg(target_arch = "x86_64")]
+pub(super) unsafe fn packed_blocks(part: &Part, panels: Range, input: (&[u16], usize), rows: Range, store: Store<'_>) {
+    use numbers::wide;
+
+    let Part { layout, .. } = part;
+    let PanelKind::Packed(kind) = layout.kind else { unreachable!("chosen by the kind") };
+    let cols = layout.cols;
+    // SAFETY: the caller guarantees this; the panels have this layout.
+    unsafe {
+        match kind {
+            Numbers::F8 => {
+                let weights = |panel| wide::Panel::<wide::F8>::new(part.panel(panel), layout);
+                bf16_blocks(weights, cols, panels, input, rows, store);
+            }
+            Numbers::Nf4 => {
+                let weights = |panel| wide::Panel::<wide::Nf4>::new(part.panel(panel), layout);
+                bf16_blocks(weights, cols, panels, input, rows, store);
+            }
+            Numbers::Fp4 => {
+                let weights = |panel| wide::Panel::<wide::Fp4>::new(part.panel(panel), layout);
+                bf16_blocks(weights, cols, panels, input, rows, store);
+            }
+        }
+    }
+}
+
+/// Multiplies rows in bf16 with panels of `cols` inputs, in blocks of a few rows and panels each.
+///
+/// # Safety
+/// AVX-512 with BF16 must be available, and the panels must have these inputs.
+#[cfg(target_arch = "x86_64")]
+pub(super) unsafe fn bf16_blocks<W: bf16::Weights>(
+    weights: impl Fn(usize) -> W,
+    cols: usize,
+    panels: Range,
+    (input, stride): (&[u16], usize),
+    rows: Range,
+    store: Store<'_>,
+) {
+    use bf16::{BLOCK_PANELS, BLOCK_ROWS};
+
+    assert!(cols <= stride);
+    let mut results: bf16::Results = [[[0.0; PANEL]; BLOCK_ROWS]; BLOCK_PANELS];
+    for start in panels.clone().step_by(BLOCK_PANELS) {
+        let some = start..(start + BLOCK_PANELS).min(panels.end);
+        // Panels that do not exist repeat the last one; their results are not used.
+        let weights = std::array::from_fn(|slot| weights((start + slot).min(some.end - 1)));
+        for first in rows.clone().step_by(BLOCK_ROWS) {
+            let count = (rows.end - first).min(BLOCK_ROWS);
+            // SAFETY: the caller guarantees this.
+            unsafe {
+                let rest = &input[first * stride..];
+                bf16::multiply(weights, cols, (rest, stride), count, first == rows.start, &mut results);
+            }
+            for (panel, results) in some.clone().zip(&mut results) {
+                store(first, panel, &mut results[..count]);
+            }
+        }
+    }
+}
+
+/// Multiplies rows in bf16 with panels of bf16.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn bf16_tiles(
+    from: Panels<'_>,
+    panels: Range,
+    (input, stride): (&[u16], usize),
+    rows: Range,
+    store: Store<'_>,
+) {
+    let cols = from.layout.cols;
+    assert!(cols <= stride);
+    let _tiles = Tiles::bf16(TILE.min(rows.len()));
+    // Panels that do not exist repeat the last one; their results are not used.
+    let weights = std::array::from_fn(|slot| from.panel((panels.start + slot).min(panels.end - 1)).as_ptr());
+    let mut results = [const { Tile([[0.0; PANEL]; TILE]) }; PIECE_PANELS];
+    for first in rows.clone().step_by(TILE) {
+        let a = Strided { start: input[first * stride..][..TILE * stride].as_ptr(), stride: 2 * stride };
+        let out = Strided { start: results.as_mut_ptr().cast(), stride: LINE };
+        // SAFETY: the instruction set is available and its tiles are set up; sixteen rows exist, and panels and results
+        // hold whole tiles.
+        unsafe { tiles::dot(a, weights, cols / GROUP, out, size_of::<Tile>()) };
+        let count = (rows.end - first).min(TILE);
+        for (panel, tile) in panels.clone().zip(&mut results) {
+            store(first, panel, &mut tile.0[..count]);
+        }
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) fn bf16_tiles(_: Panels<'_>, _: Range, _: (&[u16], usize), _: Range, _: Store<'_>) {
+    unreachable!("AMX is available on x86-64 only");
+}
+
+/// Multiplies rows in f32 with panels that are not integers.
+pub(super) fn dense<'a>(
+    isa: Isa,
+    from: Panels<'_>,
+    panels: Range,
+    input: impl Fn(usize) -> &'a [f32],
+    rows: Range,
+    store: Store<'_>,
+) {
+    const ROWS: usize = 4;
+    let kind = from.layout.kind;
+    let mut results = [[[0.0; PANEL]; ROWS]; PIECE_PANELS];
+    for first in rows.clone().step_by(ROWS) {
+        let count = (rows.end - first).min(ROWS);
+        let x: [&[f32]; ROWS] = std::array::from_fn(|i| input(first + i.min(count - 1)));
+        let weights: [&[u8]; PIECE_PANELS] =
+            std::array::from_fn(|i| from.panel((panels.start + i).min(panels.end - 1)));
+        #[cfg(target_arch = "x86_64")]
+        if isa >= Isa::Avx512 {
+            // SAFETY: the instruction set is available.
+            unsafe { wide::dense(kind, &weights, &x[..count], &mut results) };
+        }
+        if isa < Isa::Avx512 || cfg!(not(target_arch = "x86_64")) {
+            for (results, panel) in results.iter_mut().zip(&weights[..panels.len()]) {
+                #[cfg(target_arch = "aarch64")]
+                if isa >= Isa::Neon {
+                    // SAFETY: the instruction set is available; panels hold as many inputs as the rows.
+                    unsafe { neon::dense(kind, panel, &x[..count], results) };
+                    continue;
+                }
+                isa.multiply_dense(kind, panel, &x[..count], results);
+            }
+        }
+        for (panel, results) in panels.clone().zip(&mut results) {
+            store(first, panel, &mut results[..count]);
+        }
+    }
+}
