@@ -55,6 +55,7 @@ fn random_route(rng: &mut TestRng) -> (Route, usize, usize) {
     let route = Route {
         weight: WeightId(0),
         bias: None,
+        site: None,
         correction: None,
         scores: pick(rng, &[RouteScores::Softmax, RouteScores::Sigmoid]),
         groups: grouped,

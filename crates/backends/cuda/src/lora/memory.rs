@@ -6,7 +6,7 @@ use octavo_kernels::manifest::Dtype;
 use octavo_kernels::params::{LORA_OUTPUTS, LORA_ROWS, LoraParams, LoraPart, Params, lora_splits};
 use octavo_ops::{AdapterSource, BackendError, LoraMatrices, Program, SiteId, SiteKind};
 
-use super::most_tiles;
+use super::{most_tiles, serves};
 use crate::arena::{Arena, Plan, Region};
 use crate::driver::Gpu;
 use crate::failed;
@@ -64,6 +64,9 @@ impl AdapterPlan {
         let tiles = most_tiles(tokens, slots) as u64;
         for site in (0..program.sites.len()).map(SiteId) {
             site_parts.push(parts.len());
+            if !serves(program, site) {
+                continue;
+            }
             let sizes = program.site_parts(site);
             let mut first = 0;
             for (index, &[columns, k]) in sizes.iter().enumerate() {

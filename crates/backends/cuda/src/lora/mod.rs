@@ -8,12 +8,13 @@ mod tiles;
 
 use octavo_kernels::manifest::{self, Dtype};
 use octavo_kernels::params::LoraParams;
-use octavo_ops::{BackendError, Lora, LoraInput, Rows, SiteId};
+use octavo_ops::{AdapterSource, BackendError, Lora, LoraInput, Program, Rows, SiteId, SiteKind};
 
 use crate::build::KernelId;
 use crate::forward::{Machine, Step};
 use crate::layout::{is_logits, logits_stride};
 use crate::lower::{Lowering, Stage};
+use crate::unsupported;
 pub(crate) use memory::{AdapterPlan, Adapters};
 pub(crate) use tiles::{Adapted, AdaptedRows, most_tiles};
 
@@ -30,6 +31,21 @@ pub(crate) struct LoraStage {
     rows: Rows,
 }
 
+/// Returns whether adapters may change the weight of a site here.
+pub(crate) fn serves(program: &Program, site: SiteId) -> bool {
+    !matches!(program.sites[site.0].kind, SiteKind::Experts(_) | SiteKind::Router)
+}
+
+/// Checks that an adapter, which fits the program, changes only weights of sites that are served here.
+pub(crate) fn check_served(program: &Program, adapter: &dyn AdapterSource) -> Result<(), BackendError> {
+    let others = (0..program.sites.len()).map(SiteId).filter(|site| !serves(program, *site));
+    let changes = |site: SiteId| (0..program.site_parts(site).len()).any(|part| adapter.matrices(site, part).is_some());
+    match others.into_iter().any(changes) {
+        true => Err(unsupported("adapters of experts and routers")),
+        false => Ok(()),
+    }
+}
+
 impl Lowering<'_> {
     pub(crate) fn lora(&mut self, op: &Lora) -> Stage {
         let dtype = self.setting.dtype;
@@ -44,6 +60,7 @@ impl Lowering<'_> {
                 (self.buffer(input), Some(shrink), manifest::lora_expand(dtype, out))
             }
             LoraInput::Tokens => (0, None, manifest::lora_expand_table(dtype)),
+            LoraInput::Experts { .. } => unreachable!("left out"),
         };
         let params = LoraParams {
             out: self.buffer(op.out),

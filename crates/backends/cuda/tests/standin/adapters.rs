@@ -4,7 +4,7 @@ use octavo_backend_cuda::testing::Control;
 use octavo_backend_cuda::testing::devices::{H200, L40S, V100};
 use octavo_backend_cuda::{CudaBackend, CudaConfig, Dtype};
 use octavo_ops::testing::suite::models;
-use octavo_ops::testing::{PagedBatches, Rounding, TestAdapter, TestRng, TinyModel};
+use octavo_ops::testing::{PagedBatches, Rounding, TestAdapter, TestRng, TinyExperts, TinyModel};
 use octavo_ops::{AdapterSource, Backend, LoraMatrices, SiteId, SiteKind};
 use proptest::prelude::*;
 
@@ -91,6 +91,18 @@ fn an_adapter_beyond_the_range_of_f16_is_refused_and_leaves_an_empty_slot() {
     let error = backend.set_adapter(0, &Large(source, vec![1e6; 1 << 14])).unwrap_err().to_string();
     assert!(error.ends_with("the adapter has values beyond the range of float16: use --dtype float32"), "{error}");
     assert_eq!(decode(&mut backend, &[1, 1, 1]), expected);
+}
+
+#[test]
+fn adapters_of_experts_are_refused() {
+    let model = TinyModel { experts: Some(TinyExperts::default()), ..wide() };
+    let (program, weights) = model.build().unwrap();
+    let program = program.with_adapters();
+    let mut backend = open(config());
+    backend.load(&program, &weights, &mut |_| {}).unwrap();
+    backend.allocate_adapters(1, 8).unwrap();
+    let error = backend.set_adapter(0, &TestAdapter::random(&program, 8, &mut TestRng(3))).unwrap_err().to_string();
+    assert!(error.ends_with("does not support adapters of experts and routers"), "{error}");
 }
 
 /// Returns a backend with a model with sites, two slots and two adapters.
