@@ -17,7 +17,7 @@ use crate::images::ImageStage;
 use crate::latent::LatentStage;
 use crate::layout::{Layout, kv_groups, logits_stride};
 use crate::linear::{Product, ProductPart, Setting, Wanted};
-use crate::lora::{LoraStage, serves};
+use crate::lora::LoraStage;
 use crate::unsupported;
 use crate::weights::{Part, Placed};
 
@@ -93,9 +93,7 @@ pub(crate) struct Lowering<'a> {
 impl Lowering<'_> {
     /// Returns the stages of the forward part.
     pub(crate) fn stages(&mut self) -> Result<Vec<Stage>, BackendError> {
-        let program = self.program;
-        let is_served = |op: &&Op| !matches!(op, Op::Lora(lora) if !serves(program, lora.site));
-        program.forward_ops().iter().filter(is_served).map(|op| self.stage(op)).collect()
+        self.program.forward_ops().iter().map(|op| self.stage(op)).collect()
     }
 
     fn stage(&mut self, op: &Op) -> Result<Stage, BackendError> {

@@ -13,7 +13,7 @@ use crate::encoder::Encoder;
 use crate::forward::{Cache, Step};
 use crate::layout::{Limits, logits_stride};
 use crate::loaded::{Loaded, Opened, SLACK, Wanted};
-use crate::lora::{Adapted, AdapterPlan, Adapters, check_served, most_tiles};
+use crate::lora::{Adapted, AdapterPlan, Adapters, most_tiles};
 use crate::lower::block_elements;
 use crate::media::MediaCache;
 use crate::sample::{SampleKernels, Sampling};
@@ -211,7 +211,6 @@ impl Model {
             return Err(failed(format!("there is no slot {slot} for adapters, only {slots}")));
         };
         check_adapter(NAME, &self.loaded.program, adapter, adapters.rank())?;
-        check_served(&self.loaded.program, adapter)?;
         adapters.set(slot, adapter)
     }
 
