@@ -96,32 +96,14 @@ void multiply_16x8x16(const Offer* offers, u32) {
     }
 }
 
-// Returns the number of four bits of exponent with a bias of 7 and three of mantissa.
-float from_e4m3(u8 code) {
-    int exponent = code >> 3 & 15, mantissa = code & 7;
-    if (exponent == 15 && mantissa == 7) return __builtin_nanf("");
-    float value = exponent == 0 ? ldexpf((float)mantissa, -9) : ldexpf((float)(mantissa + 8), exponent - 10);
-    return code >> 7 ? -value : value;
-}
-
-u8 to_e4m3(float value) {
-    if (value != value) return 0x7f;
-    u8 sign = std::signbit(value) ? 0x80 : 0;
-    float magnitude = fminf(fabsf(value), 448.0f);
-    int exponent = magnitude < ldexpf(1.0f, -6) ? -6 : ilogbf(magnitude);
-    // Steps of the mantissa, 8 to 15 of a normal number; 16 is the first one of the next exponent.
-    int steps = (int)rintf(ldexpf(magnitude, 3 - exponent));
-    return sign | (u8)(steps < 8 ? steps : ((exponent + 7) << 3) + steps - 8);
-}
-
 void multiply_16x8x32_e4m3(const Offer* offers, u32) {
     float a[16][32], b[32][8];
     for (int lane = 0; lane < 32; ++lane) {
         const Factors& factors = *static_cast<const Factors*>(offers[lane].operand);
         int group = lane / 4, quad = 4 * (lane % 4);
         for (int i = 0; i < 16; ++i)
-            a[group + 8 * (i / 4 % 2)][quad + i % 4 + 16 * (i / 8)] = from_e4m3((u8)(factors.a[i / 4] >> 8 * (i % 4)));
-        for (int i = 0; i < 8; ++i) b[quad + i % 4 + 16 * (i / 4)][group] = from_e4m3((u8)(factors.b[i / 4] >> 8 * (i % 4)));
+            a[group + 8 * (i / 4 % 2)][quad + i % 4 + 16 * (i / 8)] = to_float(e4m3{(u8)(factors.a[i / 4] >> 8 * (i % 4))});
+        for (int i = 0; i < 8; ++i) b[quad + i % 4 + 16 * (i / 4)][group] = to_float(e4m3{(u8)(factors.b[i / 4] >> 8 * (i % 4))});
     }
     for (int lane = 0; lane < 32; ++lane) {
         float* d = static_cast<float*>(offers[lane].result);
@@ -193,6 +175,6 @@ void ldmatrix_x4_trans(u32* result, const void* row) {
 void mma_m16n8k16(float* d, const u32* a, const u32* b, f16) { multiply(d, a, b, multiply_16x8x16<f16>, "mma.m16n8k16"); }
 void mma_m16n8k16(float* d, const u32* a, const u32* b, bf16) { multiply(d, a, b, multiply_16x8x16<bf16>, "mma.m16n8k16"); }
 void mma_m16n8k32_e4m3(float* d, const u32* a, const u32* b) { multiply(d, a, b, multiply_16x8x32_e4m3, "mma.m16n8k32"); }
-u16 to_e4m3_pair(float low, float high) { return (u16)(to_e4m3(low) | to_e4m3(high) << 8); }
+u16 to_e4m3_pair(float low, float high) { return (u16)(from_float<e4m3>(low).bits | from_float<e4m3>(high).bits << 8); }
 void mma_m8n8k4_row_col(float* d, const u32* a, const u32* b) { multiply(d, a, b, multiply_8x8x4<false>, "mma.m8n8k4"); }
 void mma_m8n8k4_row_row(float* d, const u32* a, const u32* b) { multiply(d, a, b, multiply_8x8x4<true>, "mma.m8n8k4"); }

@@ -114,44 +114,77 @@ struct PrefillTile {
     }
 };
 
-// Copies ROWS rows of SIZE elements, of which row r begins at `row(r)` and may be of another type. Rows outside begin .. end,
-// and the padding to D elements, become zeros.
+// Pieces of W elements of rows that are copied to shared memory, counted row by row. Rows have SIZE elements there and are
+// padded to D. Those outside begin .. end, and the padding, become zeros.
+template <int SIZE, int D, u32 W>
+struct RowPieces {
+    static constexpr u32 EACH = D / W;
+    static_assert(SIZE % W == 0, "pieces are whole");
+    u32 begin, end;
+
+    // Returns the address of piece `at`, of which row r begins at `row(r)`. That of a piece of zeros may be read too, so that
+    // rows are looked up without a branch, and no lookup waits for another.
+    template <class Row>
+    DEVICE auto from(u32 at, Row row) const {
+        const u32 column = at % EACH * W;
+        return row(min(max(at / EACH, begin), end - 1)) + (D == SIZE || column < SIZE ? column : 0);
+    }
+
+    DEVICE bool is_read(u32 at) const {
+        const u32 r = at / EACH;
+        return r >= begin && r < end && (D == SIZE || at % EACH * W < SIZE);
+    }
+
+    static DEVICE u32 place(u32 at) { return at / EACH * (D + 8) + at % EACH * W; }
+};
+
+// Returns the number of pieces that a thread has in flight of `each`, which registers hold: as many as make whole batches.
+DEVICE constexpr u32 pieces_in_flight(u32 each) {
+    u32 batch = 7;
+    while (each % batch != 0) --batch;
+    return batch;
+}
+
+// Copies ROWS rows of SIZE elements, of which row r begins at `row(r)` and may be of another type.
 template <u32 THREADS, u32 ROWS, int SIZE, int D, class T, class Row>
 DEVICE void copy_rows(T* shared, u32 begin, u32 end, Row row) {
-    constexpr u32 PIECES = D / 8;
-#pragma unroll 4
-    for (u32 i = threadIdx.x; i < ROWS * PIECES; i += THREADS) {
-        const u32 r = i / PIECES, column = i % PIECES * 8;
-        Vec<T, 8> piece = {};
-        if (r >= begin && r < end && (D == SIZE || column < SIZE)) piece = load_as<T, 8>(row(r) + column);
-        store(shared + r * (D + 8) + column, piece);
+    using Pieces = RowPieces<SIZE, D, 8>;
+    constexpr u32 COUNT = ROWS * Pieces::EACH, BATCH = pieces_in_flight((COUNT + THREADS - 1) / THREADS);
+    const Pieces pieces{begin, end};
+    for (u32 first = threadIdx.x; first < COUNT; first += BATCH * THREADS) {
+        decltype(load<8>(row(0))) batch[BATCH];
+#pragma unroll
+        for (u32 i = 0; i < BATCH; ++i) batch[i] = load<8>(pieces.from(min(first + i * THREADS, COUNT - 1), row));
+#pragma unroll
+        for (u32 i = 0; i < BATCH; ++i) {
+            const u32 at = first + i * THREADS;
+            if (COUNT % THREADS != 0 && at >= COUNT) continue;
+            if (!pieces.is_read(at)) batch[i] = {};
+            store(shared + Pieces::place(at), convert<T>(batch[i]));
+        }
     }
 }
 
 #ifdef HAS_SM80
-// Starts the copy of ROWS rows of SIZE elements, of which row r begins at `row(r)`. Rows outside begin .. end, and the
-// padding to D elements, become zeros. Rows of another type pass through registers, which is complete on return.
+// Starts the copy of ROWS rows of SIZE elements, of which row r begins at `row(r)`. Rows of another type pass through
+// registers, which is complete on return.
 template <u32 THREADS, u32 ROWS, int SIZE, int D, class T, class Row>
 DEVICE void copy_rows_async(T* shared, u32 begin, u32 end, Row row) {
     if constexpr (sizeof(*row(0)) != sizeof(T)) {
         copy_rows<THREADS, ROWS, SIZE, D>(shared, begin, end, row);
         cp_async_commit();
     } else {
-        constexpr u32 PIECES = D / WIDE<T>, EACH = ROWS * PIECES / THREADS;
-        static_assert(SIZE % WIDE<T> == 0, "pieces are whole");
-        static_assert(ROWS * PIECES % THREADS == 0, "threads copy equally many pieces");
-        // Rows are looked up before anything is copied, and without a branch, so that no lookup waits for another. An
-        // invalid row is not read, but its address must be valid.
+        using Pieces = RowPieces<SIZE, D, WIDE<T>>;
+        constexpr u32 EACH = ROWS * Pieces::EACH / THREADS;
+        static_assert(ROWS * Pieces::EACH % THREADS == 0, "threads copy equally many pieces");
+        const Pieces pieces{begin, end};
         const T* from[EACH];
 #pragma unroll
-        for (u32 i = 0; i < EACH; ++i) {
-            const u32 at = i * THREADS + threadIdx.x, column = at % PIECES * WIDE<T>;
-            from[i] = row(min(max(at / PIECES, begin), end - 1)) + (D == SIZE || column < SIZE ? column : 0);
-        }
+        for (u32 i = 0; i < EACH; ++i) from[i] = pieces.from(i * THREADS + threadIdx.x, row);
 #pragma unroll
         for (u32 i = 0; i < EACH; ++i) {
-            const u32 at = i * THREADS + threadIdx.x, r = at / PIECES, column = at % PIECES * WIDE<T>;
-            cp_async_16(shared + r * (D + 8) + column, from[i], r >= begin && r < end && (D == SIZE || column < SIZE));
+            const u32 at = i * THREADS + threadIdx.x;
+            cp_async_16(shared + Pieces::place(at), from[i], pieces.is_read(at));
         }
         cp_async_commit();
     }

@@ -396,21 +396,14 @@ DEVICE void widen_e4m3(u32 codes, float (&out)[4]) {
         // Two codes in the upper bytes of halves. As f16, whose exponent is five bits with a bias of 15, the bits are the
         // value over 256.
         const u32 upper = permute_bytes(codes, 0, i ? 0x3424 : 0x1404);
-        pair.registers = (upper & 0x80008000) | (upper & 0x7f007f00) >> 1;
+        const u32 magnitudes = (upper & 0x7f007f00) >> 1;
+        // All seven bits set have a carry into the first bit of the exponent, which makes them NaN.
+        pair.registers = (upper & 0x80008000) | magnitudes | ((magnitudes + 0x00800080) & 0x40004000);
         constexpr float FACTOR = 256.0f;
 #endif
         out[i * 2] = to_float(pair.x[0]) * FACTOR;
         out[i * 2 + 1] = to_float(pair.x[1]) * FACTOR;
     }
-#ifndef HAS_E4M3
-    // A byte with all seven bits set has a carry into its eighth.
-    const u32 carries = (codes & 0x7f7f7f7f) + 0x01010101 & 0x80808080;
-    if (carries) {
-#pragma unroll
-        for (u32 i = 0; i < 4; ++i)
-            if (carries >> 8 * i & 0x80) out[i] = __uint_as_float(0x7fffffffu);
-    }
-#endif
 }
 
 DEVICE float to_float(e4m3 value) {
@@ -450,15 +443,15 @@ DEVICE void widen(const Vec<e4m3, 8>& from, float (&to)[8]) {
     for (u32 i = 0; i < 8; ++i) to[i] = four[i / 4][i % 4];
 }
 
-// Loads N adjacent elements of another type.
+// Converts adjacent elements to another type.
 template <class T, int N>
-DEVICE Vec<T, N> load_as(const T* address) {
-    return load<N>(address);
+DEVICE Vec<T, N> convert(const Vec<T, N>& from) {
+    return from;
 }
 template <class T, int N>
-DEVICE Vec<T, N> load_as(const e4m3* address) {
+DEVICE Vec<T, N> convert(const Vec<e4m3, N>& from) {
     float values[N];
-    widen(load<N>(address), values);
+    widen(from, values);
     Vec<T, N> result;
 #pragma unroll
     for (u32 i = 0; i < N; ++i) result.x[i] = from_float<T>(values[i]);

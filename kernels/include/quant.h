@@ -415,19 +415,7 @@ struct NumberGroup {
 };
 
 struct F8_E4M3 {
-    // Decodes four bytes: four bits of the exponent with a bias of 7, three of the mantissa.
-    static DEVICE void decode(u32 codes, float (&out)[4]) {
-#pragma unroll
-        for (u32 i = 0; i < 2; ++i) {
-            // Two codes in the upper bytes of halves. As f16, whose exponent is five bits with a bias of 15, the bits are the
-            // value over 256.
-            const u32 upper = permute_bytes(codes, 0, i ? 0x3424 : 0x1404);
-            Vec<f16, 2> pair;
-            pair.registers = (upper & 0x80008000) | (upper & 0x7f007f00) >> 1;
-            out[i * 2] = to_float(pair.x[0]) * 256.0f;
-            out[i * 2 + 1] = to_float(pair.x[1]) * 256.0f;
-        }
-    }
+    static DEVICE void decode(u32 codes, float (&out)[4]) { widen_e4m3(codes, out); }
 
     template <int WORDS>
     static DEVICE NumberGroup<F8_E4M3, WORDS> read(const QuantWeight& weight, u64 index, u32 part = 0) {

@@ -158,8 +158,8 @@ impl EngineConfig {
         if seen_whole { self.max_num_encoder_tokens.min(beside) } else { self.max_num_encoder_tokens }
     }
 
-    /// Checks that the limits are consistent and fit the executor's KV cache.
-    pub(crate) fn check(&self, kv: &KvCacheSpec) -> Result<(), EngineError> {
+    /// Checks that the limits are consistent and fit the executor's KV cache and the `rows` of its steps.
+    pub(crate) fn check(&self, kv: &KvCacheSpec, rows: usize) -> Result<(), EngineError> {
         for (limit, name) in [
             (self.max_model_len, "max_model_len"),
             (self.max_num_seqs, "max_num_seqs"),
@@ -185,6 +185,9 @@ impl EngineConfig {
                 max_model_len: self.max_model_len,
             });
         }
+        if rows <= self.max_num_seqs {
+            return Err(EngineError::TooFewRows { rows, max_num_seqs: self.max_num_seqs });
+        }
         if !kv.groups.is_empty() && kv.block_size == 0 {
             return Err(EngineError::NoBlockSize);
         }
@@ -201,6 +204,9 @@ mod tests {
     use super::*;
     use crate::{KvGroupSpec, KvKind};
 
+    /// Rows of a step, more than sequences.
+    const ROWS: usize = 1000;
+
     fn spec(blocks: usize) -> KvCacheSpec {
         let groups = vec![KvGroupSpec { layers: 1, kind: KvKind::Full }];
         KvCacheSpec { block_size: 16, block_bytes: 1, blocks, groups }
@@ -209,10 +215,10 @@ mod tests {
     #[test]
     fn a_sequence_of_full_length_must_fit() {
         let config = EngineConfig { max_model_len: 160, ..EngineConfig::default() };
-        assert!(config.check(&spec(11)).is_ok());
-        let error = config.check(&spec(10)).expect_err("one block is null");
+        assert!(config.check(&spec(11), ROWS).is_ok());
+        let error = config.check(&spec(10), ROWS).expect_err("one block is null");
         assert!(error.to_string().contains("lower max_model_len to 144"), "{error}");
-        assert!(config.check(&KvCacheSpec::default()).is_ok(), "a model without KV needs no blocks");
+        assert!(config.check(&KvCacheSpec::default(), ROWS).is_ok(), "a model without KV needs no blocks");
     }
 
     #[test]
@@ -223,18 +229,18 @@ mod tests {
             max_num_batched_tokens: 2048,
             ..EngineConfig::default()
         };
-        assert!(matches!(whole.check(&spec(1000)), Err(EngineError::BudgetTooSmall { .. })));
+        assert!(matches!(whole.check(&spec(1000), ROWS), Err(EngineError::BudgetTooSmall { .. })));
         let none = EngineConfig { max_num_seqs: 0, ..EngineConfig::default() };
-        assert!(matches!(none.check(&spec(1000)), Err(EngineError::ZeroLimit("max_num_seqs"))));
+        assert!(matches!(none.check(&spec(1000), ROWS), Err(EngineError::ZeroLimit("max_num_seqs"))));
         let speculates = |tokens, lookup_min| EngineConfig {
             speculation: Some(Speculation { tokens, lookup_min, lookup_max: 3 }),
             ..EngineConfig::default()
         };
-        assert!(speculates(1, 3).check(&spec(1000)).is_ok());
-        assert!(matches!(speculates(1, 4).check(&spec(1000)), Err(EngineError::Lookup { .. })));
-        assert!(matches!(speculates(1, 0).check(&spec(1000)), Err(EngineError::ZeroLimit(_))));
-        assert!(matches!(speculates(0, 3).check(&spec(1000)), Err(EngineError::ZeroLimit(_))));
+        assert!(speculates(1, 3).check(&spec(1000), ROWS).is_ok());
+        assert!(matches!(speculates(1, 4).check(&spec(1000), ROWS), Err(EngineError::Lookup { .. })));
+        assert!(matches!(speculates(1, 0).check(&spec(1000), ROWS), Err(EngineError::ZeroLimit(_))));
+        assert!(matches!(speculates(0, 3).check(&spec(1000), ROWS), Err(EngineError::ZeroLimit(_))));
         let no_size = KvCacheSpec { block_size: 0, ..spec(1000) };
-        assert!(matches!(EngineConfig::default().check(&no_size), Err(EngineError::NoBlockSize)));
+        assert!(matches!(EngineConfig::default().check(&no_size, ROWS), Err(EngineError::NoBlockSize)));
     }
 }

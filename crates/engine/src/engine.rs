@@ -34,17 +34,13 @@ impl Shared {
     /// Returns an error if the configuration contradicts itself or does not fit the executor.
     pub(crate) fn new(executor: &dyn Executor, config: &EngineConfig) -> Result<Self, EngineError> {
         let spec = executor.kv_cache_spec();
-        config.check(spec)?;
-        let (rows, max_num_seqs) = (executor.max_rows(), config.max_num_seqs);
-        if rows <= max_num_seqs {
-            return Err(EngineError::TooFewRows { rows, max_num_seqs });
-        }
+        config.check(spec, executor.max_rows())?;
         let images = executor.image_spec();
         let blocks = if spec.groups.is_empty() { 0 } else { spec.blocks.saturating_sub(1) };
         Ok(Self {
             inbox: Arc::new(Inbox::new(config)),
             status: StatusCells::new(blocks, config.stuck_after),
-            layout: KvLayout::of(spec, config),
+            layout: KvLayout::for_engine(spec, config),
             max_model_len: config.max_model_len,
             images,
             has_adapters: executor.adapter_slots() > 0,

@@ -240,22 +240,18 @@ fn check_code(instance: &Instance, chip: Chip, code: &[String]) {
         assert!(code.iter().any(|c| c.starts_with("LDGSTS.E.BYPASS")), "{context} does not copy behind its back");
         assert!(code.iter().any(|c| c.starts_with("LDSM")), "{context} has no ldmatrix");
     }
+    let is_e4m3 = instance.name.ends_with("_e4m3");
     if instance.source == sources::ATTENTION_DECODE {
-        // A lane loads eight elements of a key at once. Without an instruction for it, the conversion from e4m3 is so long that
-        // the compiler branches around the arithmetic of each key; the loads stay together.
-        let is_e4m3 = instance.name.ends_with("_e4m3");
-        let (wide, shuffles) = match (is_e4m3, chip.has_sm80()) {
-            (false, _) => (".128", 12),
-            (true, true) => (".64", 12),
-            (true, false) => (".64", 0),
-        };
-        let step = |c: &[String]| count(c, "LDG.E", wide) >= 4 && count(c, "SHFL", "") >= shuffles;
+        // A lane loads eight elements of a key at once.
+        let wide = if is_e4m3 { ".64" } else { ".128" };
+        let step = |c: &[String]| count(c, "LDG.E", wide) >= 4 && count(c, "SHFL", "") >= 12;
         assert!(stretches(code).any(step), "{context}: branches part the loads, or the shuffles, of a step");
     }
-    // Keys in e4m3 pass through registers on their way to shared memory, one lookup after the other, which costs time.
-    let is_copied = !instance.name.ends_with("_e4m3");
-    if is_copied && [sources::ATTENTION_PREFILL, sources::ATTENTION_LATENT].contains(&instance.source) {
-        let tile = |c: &[String]| count(c, "LDGSTS", ".128") >= 4 && count(c, "LDG.E", "") >= 4;
+    if [sources::ATTENTION_PREFILL, sources::ATTENTION_LATENT].contains(&instance.source) {
+        // Keys in e4m3 pass through registers on their way to shared memory.
+        let (copy, wide) = if is_e4m3 { ("LDG.E", ".64") } else { ("LDGSTS", ".128") };
+        let lookups = if is_e4m3 { 8 } else { 4 };
+        let tile = |c: &[String]| count(c, copy, wide) >= 4 && count(c, "LDG.E", "") >= lookups;
         assert!(stretches(code).any(tile), "{context}: branches part the lookups of a tile");
     }
 }

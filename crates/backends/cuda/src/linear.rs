@@ -41,14 +41,23 @@ struct Dense {
 struct Quant {
     weight: QuantWeight,
     /// Rounds the input for products of few rows; `None` if they take it as it is.
-    quantize: Option<KernelId>,
+    quantize: Option<Rounding>,
     /// Kernels with their number of rows, ascending.
     vectors: Vec<(u32, KernelId)>,
     /// Kernels for more rows, with their number of rows and the number of rows in a tile.
     tiles: Vec<(u32, (KernelId, u32))>,
     /// Kernels that round the input to FP8 and multiply it, for still more rows.
-    fp8: Option<(KernelId, KernelId)>,
+    fp8: Option<(Rounding, KernelId)>,
     dequantize: KernelId,
+}
+
+/// The kernel that rounds the input of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rounding {
+    /// To integers, in blocks of 32.
+    Blocks(KernelId),
+    /// To FP8, in rows.
+    Rows(KernelId),
 }
 
 /// Properties of a product that are known when a program is lowered.
@@ -91,9 +100,11 @@ impl ProductPart {
             tiles: (manifest::GEMM_QUANT_TILES.into_iter().filter(|_| tiled))
                 .map(|(rows, most)| (most, (instances.id(manifest::gemm_quant(format, dtype, *out, rows)), rows)))
                 .collect(),
-            fp8: (format == QuantFormat::F8E4M3 && setting.rounds_to_fp8())
-                .then(|| (instances.id(manifest::quantize_f8(dtype)), instances.id(manifest::gemm_f8(*out)))),
-            quantize: (!format.is_float()).then(|| instances.id(manifest::quantize_activations(dtype))),
+            fp8: (format == QuantFormat::F8E4M3 && setting.rounds_to_fp8()).then(|| {
+                (Rounding::Rows(instances.id(manifest::quantize_f8(dtype))), instances.id(manifest::gemm_f8(*out)))
+            }),
+            quantize: (!format.is_float())
+                .then(|| Rounding::Blocks(instances.id(manifest::quantize_activations(dtype)))),
             vectors: quant_vectors.unwrap_or_default(),
             dequantize: instances.id(manifest::dequantize(format, dtype)),
         });
@@ -170,12 +181,6 @@ impl Setting {
     }
 }
 
-/// The input of a product in the scratch memory.
-struct Rounded {
-    /// The kernel that rounded it.
-    by: Option<KernelId>,
-}
-
 /// Returns the first kernel for at least this number of rows.
 fn for_rows<K: Copy>(kernels: &[(u32, K)], rows: u32) -> Option<K> {
     kernels.iter().find(|(most, _)| rows <= *most).map(|(_, kernel)| *kernel)
@@ -184,7 +189,8 @@ fn for_rows<K: Copy>(kernels: &[(u32, K)], rows: u32) -> Option<K> {
 impl Machine {
     /// Launches a product on this number of rows.
     pub(crate) fn product(&self, product: &Product, rows: u32) -> Result<(), BackendError> {
-        let mut rounded = Rounded { by: None };
+        // How the scratch memory has the input, which the parts of a fused weight share.
+        let mut rounded = None;
         for part in &product.parts {
             match &part.quant {
                 None => self.dense(part, rows, part.params.weight)?,
@@ -192,15 +198,15 @@ impl Machine {
                     if let Some(kernel) = for_rows(&quant.vectors, rows) {
                         let input = match quant.quantize {
                             None => (part.params.input, 0),
-                            Some(quantize) => self.round(part, quantize, rows, &mut rounded)?,
+                            Some(rounding) => self.round(part, rounding, rows, &mut rounded)?,
                         };
                         let params = part.quantised(quant, input, rows);
                         self.launch(kernel, params.grid(), &params)?;
                     } else if let Some((kernel, tile_rows)) = for_rows(&quant.tiles, rows) {
                         let params = part.quantised(quant, (part.params.input, 0), rows);
                         self.launch(kernel, params.gemm_grid(tile_rows), &params)?;
-                    } else if let Some((quantize, kernel)) = quant.fp8 {
-                        let input = self.round(part, quantize, rows, &mut rounded)?;
+                    } else if let Some((rounding, kernel)) = quant.fp8 {
+                        let input = self.round(part, rounding, rows, &mut rounded)?;
                         let params = part.quantised(quant, input, rows);
                         self.launch(kernel, params.tile_grid(manifest::GEMM_F8_TILE), &params)?;
                     } else {
@@ -231,22 +237,24 @@ impl Machine {
         self.launch(kernel, params.gemm_grid(tile.outputs(part.dense.dtype)), &params)
     }
 
-    /// Returns the rounded input of a quantised product, with its scales. The parts of a fused weight share one input, which
-    /// is rounded once by each kernel.
+    /// Returns the rounded input of a quantised product, with its scales. It is not rounded again if it is `rounded` so.
     fn round(
         &self,
         part: &ProductPart,
-        quantize: KernelId,
+        rounding: Rounding,
         rows: u32,
-        rounded: &mut Rounded,
+        rounded: &mut Option<Rounding>,
     ) -> Result<(u64, u64), BackendError> {
         let (codes, scales) = self.scratch.rounded;
-        if rounded.by != Some(quantize) {
+        if *rounded != Some(rounding) {
             let params = QuantizeParams { input: part.params.input, codes, scales, m: rows, k: part.params.k };
-            let is_fp8 = part.quant.as_ref().and_then(|quant| quant.fp8).is_some_and(|(by, _)| by == quantize);
-            let grid = if is_fp8 { params.row_grid() } else { params.grid(self.kernels.get(quantize).threads) };
-            self.launch(quantize, grid, &params)?;
-            rounded.by = Some(quantize);
+            match rounding {
+                Rounding::Blocks(kernel) => {
+                    self.launch(kernel, params.grid(self.kernels.get(kernel).threads), &params)?;
+                }
+                Rounding::Rows(kernel) => self.launch(kernel, params.row_grid(), &params)?,
+            }
+            *rounded = Some(rounding);
         }
         Ok((codes, scales))
     }

@@ -23,7 +23,7 @@ pub(crate) struct KvLayout {
 
 impl KvLayout {
     /// Creates the layout of an engine.
-    pub(crate) fn of(spec: &KvCacheSpec, config: &EngineConfig) -> Self {
+    pub(crate) fn for_engine(spec: &KvCacheSpec, config: &EngineConfig) -> Self {
         let layout = Self::new(spec, config.enable_prefix_caching);
         let root = config.prefix_seed.as_deref().map_or(layout.root, ChainKey::root);
         Self { root, step: config.max_num_batched_tokens, ..layout }

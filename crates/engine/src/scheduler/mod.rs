@@ -101,7 +101,7 @@ impl Scheduler {
             images: ImageCache::new(rows, seen_whole),
             adapters: AdapterSlots::new(adapters),
             adapters_changed: false,
-            kv: KvCache::new(spec.blocks, KvLayout::of(spec, &config)),
+            kv: KvCache::new(spec.blocks, KvLayout::for_engine(spec, &config)),
             sequences: SequenceTable::default(),
             waiting: WaitingQueue::new(config.policy),
             running: Vec::with_capacity(seats),

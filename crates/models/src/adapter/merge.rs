@@ -13,7 +13,9 @@ use serde_json::{Map, Value, json};
 
 use super::experts::{self, ExpertLayout, Outputs, Slab};
 use super::{Adapter, AdapterError, Delta};
-use crate::checkpoint::{Checkpoint, CheckpointError, Format, INDEX, other_names, read_object};
+use crate::checkpoint::{
+    Checkpoint, CheckpointError, Format, INDEX, QUANTISATION, is_side_file, other_names, read_object,
+};
 use crate::program::names::Role;
 use crate::progress::Progress;
 
@@ -23,7 +25,7 @@ const CONFIG: &str = "config.json";
 const TIED: &str = "tie_word_embeddings";
 
 /// Keys of `config.json` that describe how weights are quantised.
-const QUANTISATION: [&str; 2] = ["quantization_config", "compression_config"];
+const SETTINGS: [&str; 2] = [QUANTISATION, "compression_config"];
 
 /// Extensions of files of weights.
 const WEIGHTS: [&str; 7] = ["safetensors", "bin", "pt", "pth", "gguf", "h5", "onnx"];
@@ -230,7 +232,7 @@ impl<'a> Plan<'a> {
         let is_unpacked = self.tensors.values().any(|tensor| matches!(tensor.source, Source::Module));
         let change = |object: &mut Map<String, Value>| {
             if is_unpacked {
-                QUANTISATION.iter().for_each(|key| _ = object.shift_remove(*key));
+                SETTINGS.iter().for_each(|key| _ = object.shift_remove(*key));
             }
             if self.is_untied {
                 object.insert(TIED.into(), false.into());
@@ -406,7 +408,8 @@ fn copy_others(from: &Path, to: &Path) -> Result<(), AdapterError> {
         let Some(name) = path.file_name().filter(|_| path.is_file()) else { continue };
         let is_weights =
             path.extension().and_then(|extension| extension.to_str()).is_some_and(|x| WEIGHTS.contains(&x));
-        if !is_weights && name != CONFIG && !name.to_string_lossy().ends_with(".index.json") {
+        let text = name.to_string_lossy();
+        if !is_weights && name != CONFIG && !text.ends_with(".index.json") && !is_side_file(&text) {
             let to = to.join(name);
             std::fs::copy(&path, &to).map_err(|error| write_error(&to, &error))?;
         }

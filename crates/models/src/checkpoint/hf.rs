@@ -8,7 +8,9 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::sentence::Sentence;
-use super::{CheckpointError, GenerationConfig, KvScheme, OpenOptions, Quantisation, TokenizerData, quantised};
+use super::{
+    CheckpointError, GenerationConfig, KvScheme, OpenOptions, QUANTISATION, Quantisation, TokenizerData, quantised,
+};
 use crate::config::vectors::{CLASS_TOKEN_IDS, CLASS_TOKENS};
 use crate::config::{ConfigError, Fields, ModelConfig};
 use crate::family::Family;
@@ -49,6 +51,7 @@ impl Texts {
             path: directory.to_owned(),
             reason: format!("the directory has no {CONFIG}"),
         })?;
+        quantised::add_side_file(&mut config, object, |name, reason| malformed(&directory.join(name), reason))?;
         config.extend(overrides.iter().map(|(key, value)| (key.clone(), value.clone())));
         Ok(Self {
             sentence: Sentence::open(directory)?,
@@ -77,7 +80,7 @@ impl Texts {
 
     /// Returns whether the weights are quantised in some way.
     pub(super) fn is_quantised(&self) -> bool {
-        self.config.get("quantization_config").is_some_and(Value::is_object)
+        self.config.get(QUANTISATION).is_some_and(Value::is_object)
     }
 
     /// Reads how the weights are quantised.

@@ -30,7 +30,7 @@ pub use tokenizer::{GgufTokenizer, TokenizerData};
 pub(crate) use derived::{Derived, ExpertTensor, HeadTensor, Packed, RowDifference};
 pub(crate) use gguf::{MetadataView, takes_images};
 pub(crate) use hf::read_object;
-pub(crate) use quantised::Quantisation;
+pub(crate) use quantised::{QUANTISATION, Quantisation, is_side_file};
 pub(crate) use safetensors::{INDEX, Shards, StoredTensor, other_names};
 
 use crate::config::{ConfigError, HeadLayer, ModelConfig, PooledRow, TokenRows, VectorKind};

@@ -14,7 +14,7 @@ pub(super) const SINGLE: &str = "model.safetensors";
 /// File that identifies a folder as a Hugging Face model.
 pub(super) const CONFIG: &str = "config.json";
 /// Optional files, which are fetched if they exist.
-pub(super) const OPTIONAL: [&str; 11] = [
+pub(super) const OPTIONAL: [&str; 14] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -23,6 +23,9 @@ pub(super) const OPTIONAL: [&str; 11] = [
     "chat_template.json",
     "preprocessor_config.json",
     "processor_config.json",
+    "hf_quant_config.json",
+    "quantize_config.json",
+    "quant_config.json",
     MODULES,
     "sentence_bert_config.json",
     "config_sentence_transformers.json",

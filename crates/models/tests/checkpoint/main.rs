@@ -336,3 +336,42 @@ fn inputs_may_be_rounded_as_the_makers_of_the_checkpoint_do() {
     }));
     assert!(!allowed("quantised/gptq", |_| ()) && !allowed("llama", |_| ()));
 }
+
+#[test]
+fn a_file_beside_the_configuration_says_how_weights_are_quantised() {
+    const WEIGHT: &str = "model.layers.0.self_attn.q_proj.weight";
+    let moved = |model: &str, file: &str, change: fn(Value) -> Value| {
+        let copy = Copy::of_model(model);
+        let expected = copy.open().unwrap();
+        let config: Value = serde_json::from_slice(&std::fs::read(copy.path("config.json")).unwrap()).unwrap();
+        let mut settings = config["quantization_config"].clone();
+        settings.as_object_mut().unwrap().remove("quant_method");
+        copy.set("config.json", "quantization_config", Value::Null);
+        copy.write(file, change(settings).to_string());
+        let found = copy.open().unwrap();
+        assert!(expected.quantisation().is_some());
+        assert_eq!(found.quantisation(), expected.quantisation(), "{model}");
+        let [found, expected] = [&found, &expected].map(|checkpoint| checkpoint.tensor(WEIGHT).unwrap());
+        assert_eq!((found.storage, &found.bytes), (expected.storage, &expected.bytes), "{model}");
+        copy
+    };
+    moved("quantised/gptq", "quantize_config.json", |settings| settings);
+    moved("quantised/awq", "quant_config.json", |mut settings| {
+        let object = settings.as_object_mut().unwrap();
+        for (new, old) in [("bits", "w_bit"), ("group_size", "q_group_size")] {
+            let value = object.remove(new).unwrap();
+            object.insert(old.into(), value);
+        }
+        settings
+    });
+    let copy = moved(
+        "quantised/modelopt-nvfp4",
+        "hf_quant_config.json",
+        |settings| json!({"producer": {"name": "modelopt", "version": "0.37"}, "quantization": settings}),
+    );
+    // The file of ModelOpt is the first that is read.
+    copy.write("quantize_config.json", json!({"bits": 3}).to_string());
+    assert_eq!(copy.open().unwrap().quantisation(), Some("modelopt"));
+    copy.write("hf_quant_config.json", "{}");
+    names(&copy.error(), &["hf_quant_config.json", "no object 'quantization'"]);
+}

@@ -40,7 +40,7 @@ struct Price {
 }
 
 impl Price {
-    fn of(self, rows: usize, adapters: usize) -> Cost {
+    fn cost(self, rows: usize, adapters: usize) -> Cost {
         let mut cost = self.row * rows as u64;
         if rows > 0 {
             cost += self.adapter * adapters as u64;
@@ -108,20 +108,20 @@ impl AdapterPrices {
     }
 
     /// Returns the cost of a step's adapters.
-    pub(super) fn of(&self, adapted: AdaptedRows) -> Cost {
+    pub(super) fn cost(&self, adapted: AdaptedRows) -> Cost {
         let AdaptedRows { tokens, sampled, adapters, rank } = adapted;
         let mut total = Cost::default();
         if rank == 0 {
             return total;
         }
         for (kind, rows) in [tokens, sampled].into_iter().enumerate() {
-            total += self.kinds[kind].of(rows, adapters) * rank as u64;
+            total += self.kinds[kind].cost(rows, adapters) * rank as u64;
             total += self.outputs[kind] * rows as u64;
         }
         for &ExpertPrice { experts, chosen, price, output } in &self.experts {
             // Each adapter has its own matrices for the experts that its tokens are expected to use.
             let used = expected_experts(experts, chosen, tokens.div_ceil(adapters.max(1))) as usize;
-            total += price.of(tokens * chosen, used * adapters) * rank as u64;
+            total += price.cost(tokens * chosen, used * adapters) * rank as u64;
             total += output * (tokens * chosen) as u64;
         }
         total
@@ -153,5 +153,5 @@ fn site(program: &Program, id: SiteId, size: ElementBytes) -> (Price, Cost) {
 pub(super) fn at_site(program: &Program, op: &Op, adapted: AdaptedRows, size: ElementBytes) -> Cost {
     let mut prices = AdapterPrices::default();
     prices.add(program, op, size);
-    prices.of(adapted)
+    prices.cost(adapted)
 }

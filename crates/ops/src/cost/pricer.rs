@@ -136,7 +136,7 @@ impl StepPricer {
         for s in 0..batch.sequences() {
             total += self.of_attention(batch.query_range(s).len(), batch.seq_lens[s] as usize);
         }
-        total += self.adapters.of(AdaptedRows { rank: self.rank, ..AdaptedRows::from_batch(batch) });
+        total += self.adapters.cost(AdaptedRows { rank: self.rank, ..AdaptedRows::from_batch(batch) });
         total
     }
 }

@@ -150,14 +150,7 @@ pub(super) fn multiply_halves(
             let (a, a_scale) = (joined(&row.codes[group]), row.scales[group]);
             let mut dots = [0i32; PANEL];
             for (half, (factors, total)) in factors.iter().zip(row.totals[group]).enumerate() {
-                let mut sums = [-HALVES_OFFSET * total; PANEL];
-                for step in half * STEPS / 2..(half + 1) * STEPS / 2 {
-                    for (lane, sum) in sums.iter_mut().enumerate() {
-                        for i in 0..4 {
-                            *sum += i32::from(codes[(step * PANEL + lane) * 4 + i]) * i32::from(a[step * 4 + i]);
-                        }
-                    }
-                }
+                let sums = half_sums(&codes, &a, half, -HALVES_OFFSET * total);
                 for ((dot, sum), factor) in dots.iter_mut().zip(sums).zip(factors) {
                     *dot += sum * factor;
                 }
@@ -186,14 +179,7 @@ pub(super) fn multiply_pairs(
             let row = input.row(row);
             let (a, a_scale) = (joined(&row.codes[group]), row.scales[group]);
             for (half, total) in row.totals[group].into_iter().enumerate() {
-                let mut sums = [-i32::from(E2M1_OFFSET) * total; PANEL];
-                for step in half * STEPS / 2..(half + 1) * STEPS / 2 {
-                    for (lane, sum) in sums.iter_mut().enumerate() {
-                        for i in 0..4 {
-                            *sum += i32::from(codes[(step * PANEL + lane) * 4 + i]) * i32::from(a[step * 4 + i]);
-                        }
-                    }
-                }
+                let sums = half_sums(&codes, &a, half, -i32::from(E2M1_OFFSET) * total);
                 for lane in 0..PANEL {
                     let scale = half_scale(panel, layout, (group, half), lane);
                     result[lane] = fma::<false>(sums[lane] as f32, scale * a_scale, result[lane]);
@@ -201,6 +187,19 @@ pub(super) fn multiply_pairs(
             }
         }
     }
+}
+
+/// Returns the products of half a group of codes with a row of activations, added to `first`.
+fn half_sums(codes: &[u8; GROUP_CODES], row: &[i16; GROUP], half: usize, first: i32) -> [i32; PANEL] {
+    let mut sums = [first; PANEL];
+    for step in half * STEPS / 2..(half + 1) * STEPS / 2 {
+        for (lane, sum) in sums.iter_mut().enumerate() {
+            for i in 0..4 {
+                *sum += i32::from(codes[(step * PANEL + lane) * 4 + i]) * i32::from(row[step * 4 + i]);
+            }
+        }
+    }
+    sums
 }
 
 /// Returns the scale of a row in half a group.

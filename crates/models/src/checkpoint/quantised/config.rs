@@ -1,8 +1,8 @@
 //! The quantisation that a `config.json` describes.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use super::super::KvScheme;
+use super::super::{CheckpointError, KvScheme};
 use crate::config::{ConfigError, Fields};
 use crate::family::Family;
 
@@ -40,6 +40,9 @@ pub(crate) struct Float8 {
     /// Whether the checkpoint is made for inputs that are rounded to FP8.
     inputs: bool,
 }
+
+/// Key of `config.json` with the settings.
+pub(crate) const QUANTISATION: &str = "quantization_config";
 
 /// Size of a block if it is omitted.
 const BLOCK: [usize; 2] = [128, 128];
@@ -93,13 +96,63 @@ impl Quantisation {
     }
 }
 
+/// A file beside `config.json` that describes the quantisation of a directory whose `config.json` does not.
+struct SideFile {
+    name: &'static str,
+    /// The method that it stands for.
+    method: &'static str,
+    /// Key of the object with the settings, if they are not the whole file.
+    within: Option<&'static str>,
+}
+
+/// Files of ModelOpt, and of AutoGPTQ and AutoAWQ before transformers read their formats.
+const SIDE_FILES: [SideFile; 3] = [
+    SideFile { name: "hf_quant_config.json", method: "modelopt", within: Some("quantization") },
+    SideFile { name: "quantize_config.json", method: "gptq", within: None },
+    SideFile { name: "quant_config.json", method: "awq", within: None },
+];
+
+/// Returns whether this is the name of a file that describes the quantisation of a directory.
+pub(crate) fn is_side_file(name: &str) -> bool {
+    SIDE_FILES.iter().any(|file| file.name == name)
+}
+
+/// Adds the settings of a file beside `config.json` to a configuration that has none. `read` returns the object in a file of
+/// the directory.
+///
+/// # Errors
+/// Returns the error of `read`, or an error if the file has no settings.
+pub(crate) fn add_side_file(
+    config: &mut Map<String, Value>,
+    read: impl Fn(&str) -> Result<Option<Map<String, Value>>, CheckpointError>,
+    malformed: impl Fn(&str, &str) -> CheckpointError,
+) -> Result<(), CheckpointError> {
+    let fields = Fields::new(config);
+    if !matches!(settings(&fields), Ok(None)) {
+        return Ok(());
+    }
+    for SideFile { name, method, within } in SIDE_FILES {
+        let Some(mut found) = read(name)? else { continue };
+        if let Some(key) = within {
+            let Some(Value::Object(object)) = found.remove(key) else {
+                return Err(malformed(name, &format!("it has no object '{key}'")));
+            };
+            found = object;
+        }
+        found.entry("quant_method").or_insert_with(|| method.into());
+        config.insert(QUANTISATION.to_owned(), found.into());
+        break;
+    }
+    Ok(())
+}
+
 /// Returns the object that describes the quantisation.
 fn settings<'a>(fields: &Fields<'a>) -> Result<Option<Fields<'a>>, ConfigError> {
-    if let Some(found) = fields.object("quantization_config")? {
+    if let Some(found) = fields.object(QUANTISATION)? {
         return Ok(Some(found));
     }
     let text = fields.object("text_config")?;
-    let within = text.map(|text| text.object("quantization_config")).transpose()?.flatten();
+    let within = text.map(|text| text.object(QUANTISATION)).transpose()?.flatten();
     Ok(match within {
         Some(found) => Some(found),
         None => fields.object("compression_config")?,

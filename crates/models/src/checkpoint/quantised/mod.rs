@@ -15,7 +15,7 @@ mod tensors;
 
 use octavo_ops::{StorageType, TensorData, WeightError};
 
-pub(crate) use config::{Quantisation, kv_scheme};
+pub(crate) use config::{QUANTISATION, Quantisation, add_side_file, is_side_file, kv_scheme};
 pub(super) use tensors::Module;
 
 use super::Checkpoint;

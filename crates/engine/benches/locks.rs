@@ -1,7 +1,7 @@
 //! Measures what the engine thread waits for locks that the threads of readers and callers hold, while the processor is
 //! saturated as by the CPU backend: a thread computes on every core all the time.
 //!
-//! `cargo test -p octavo-engine --test locks -- --ignored --nocapture`
+//! `cargo bench -p octavo-engine --bench locks`
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
@@ -73,9 +73,7 @@ async fn generate(engine: &EngineHandle, number: u32, max_tokens: u32) {
     while stream.next().await.is_some() {}
 }
 
-#[test]
-#[ignore = "a measurement, which takes half a minute"]
-fn waits_for_locks_are_rare() {
+fn main() {
     let inner = MockExecutor::new(MockConfig { step_latency: STEP, blocks: 1 << 18, ..MockConfig::default() });
     let waits = Arc::default();
     let config = EngineConfig { max_model_len: 1 << 15, max_num_seqs: 2 * RUNNING as usize, ..EngineConfig::default() };
