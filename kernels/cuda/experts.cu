@@ -91,7 +91,14 @@ DEVICE void route(const RouteParams& p) {
         float sum = 0.0f;
         for (u32 c = lane_id(); c < p.cols; c += 32) sum = fmaf(to_float(x[c]), weight[c], sum);
         sum = warp_sum(sum);
-        if (lane_id() == 0) scores[expert] = p.bias ? sum + p.bias[expert] : sum;
+        if (lane_id() != 0) continue;
+        if (p.bias) sum += p.bias[expert];
+        if (p.deltas) {
+            float& delta = p.deltas[(u64)blockIdx.x * p.experts + expert];
+            sum += delta;
+            delta = 0.0f;
+        }
+        scores[expert] = sum;
     }
     __syncthreads();
     if (warp_id() != 0) return;

@@ -1,28 +1,30 @@
 // Low-rank adapters: out += scale * s * B (A x) for the rows of a step whose sequences have an adapter. Rows with the same
-// adapter form tiles of LORA_ROWS rows, so that its matrices are read once for all of them. The slot of a tile and the
+// adapter, and the same expert where a weight has some, form tiles of LORA_ROWS rows, so that its matrices are read once for all of them. The slot of a tile and the
 // number of tiles are read on the device: a launch has a grid for the most tiles, and the others end at once.
 //
 // A row's sums are those of pieces of LORA_PIECE inputs, added in their order, so a row's bits depend on no other row, on
 // no other adapter and not on the grid.
 #include "gpu.h"
 
-// The rows of a CTA, which have the same adapter.
+// The rows of a CTA, which have the same adapter and the same expert.
 struct LoraTile {
     u32 slot;
+    u32 expert;
     u32 count;
     const u32* rows;
 
     DEVICE LoraTile(const LoraParams& p) {
-        const u32* tile = p.tiles + 1 + 3 * blockIdx.x;
+        const u32* tile = p.tiles + 1 + LORA_TILE_WORDS * blockIdx.x;
         slot = tile[0];
-        rows = p.rows + tile[1];
-        count = tile[2];
+        expert = tile[1];
+        rows = p.rows + tile[2];
+        count = tile[3];
     }
 
     static DEVICE bool exists(const LoraParams& p) { return blockIdx.x < p.tiles[0]; }
 
     DEVICE const LoraPart& part(const LoraParams& p, u32 index) const {
-        return p.parts_of[(u64)slot * p.part_stride + index];
+        return p.parts_of[(u64)slot * p.part_stride + expert * p.parts + index];
     }
 
     // Rows beyond the last are computed as the last one and not written.
@@ -72,7 +74,7 @@ DEVICE void lora_shrink(const LoraParams& p) {
 #pragma unroll
     for (u32 j = 0; j < LORA_COLUMNS; ++j) a[j] = (const T*)(p.matrices + part.a) + (u64)min(first + j, part.rank - 1) * p.k;
 #pragma unroll
-    for (u32 i = 0; i < LORA_ROWS; ++i) x[i] = (const T*)p.input + (u64)tile.row(i) * p.k;
+    for (u32 i = 0; i < LORA_ROWS; ++i) x[i] = (const T*)p.input + (u64)(tile.row(i) / p.share) * p.k;
 
     // With one split, the pieces are added here instead of where they are read, in the same order.
     const u32 from = p.splits > 1 ? blockIdx.z * LORA_PIECE : 0;
@@ -177,5 +179,81 @@ DEVICE void lora_expand(const LoraParams& p) {
             for (u32 e = 0; e < LORA_OUTPUTS; ++e)
                 if (first + e < part.columns) out[e] = from_float<O>(fmaf(p.scale, sums[i][e], to_float(out[e])));
         }
+    }
+}
+
+// ------------------------------------------------------------------------------------------- pairs
+
+// A pair of a token that has an adapter and one of its experts, by a number below that of such tokens' places.
+struct LoraPair {
+    u32 pair;
+    // Index among the pairs of an expert and an adapter.
+    u32 kind;
+    bool exists;
+
+    DEVICE LoraPair(const LoraPairsParams& p, u32 index) {
+        const u32 at = index / p.chosen;
+        const u32* tile = p.adapted_tiles + 1 + LORA_TILE_WORDS * (at / LORA_ROWS);
+        exists = at % LORA_ROWS < tile[3];
+        if (!exists) return;
+        pair = p.adapted_rows[tile[2] + at % LORA_ROWS] * p.chosen + index % p.chosen;
+        kind = p.picked[pair] * p.slots + tile[0];
+    }
+};
+
+// Divides the pairs into tiles. Grid: one CTA. The order of the pairs of an expert and an adapter is any: what is added to a
+// pair does not depend on the others in its tile.
+DEVICE void divide_pairs(const LoraPairsParams& p) {
+    SHARED_ARRAY(u32, places, LORA_PAIRS_THREADS);
+    SHARED_ARRAY(u32, tiles, LORA_PAIRS_THREADS);
+    const u32 kinds = p.experts * p.slots, each = (kinds + blockDim.x - 1) / blockDim.x;
+    const u32 from = min(threadIdx.x * each, kinds), to = min(from + each, kinds);
+    const u32 all = p.adapted_tiles[0] * LORA_ROWS * p.chosen;
+    for (u32 kind = from; kind < to; ++kind) p.counts[kind] = 0;
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < all; i += blockDim.x) {
+        const LoraPair of(p, i);
+        if (of.exists) atomicAdd(&p.counts[of.kind], 1u);
+    }
+    __syncthreads();
+    u32 place = 0, tile = 0;
+    for (u32 kind = from; kind < to; ++kind) {
+        place += p.counts[kind];
+        tile += (p.counts[kind] + LORA_ROWS - 1) / LORA_ROWS;
+    }
+    places[threadIdx.x] = place;
+    tiles[threadIdx.x] = tile;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        place = tile = 0;
+        for (u32 i = 0; i < blockDim.x; ++i) {
+            const u32 more_places = places[i], more_tiles = tiles[i];
+            places[i] = place;
+            tiles[i] = tile;
+            place += more_places;
+            tile += more_tiles;
+        }
+        p.tiles[0] = tile;
+    }
+    __syncthreads();
+    place = places[threadIdx.x];
+    tile = tiles[threadIdx.x];
+    for (u32 kind = from; kind < to; ++kind) {
+        const u32 count = p.counts[kind];
+        // From here on, the next place of the kind.
+        p.counts[kind] = place;
+        for (u32 done = 0; done < count; done += LORA_ROWS) {
+            u32* out = p.tiles + 1 + LORA_TILE_WORDS * tile++;
+            out[0] = kind % p.slots;
+            out[1] = kind / p.slots;
+            out[2] = place + done;
+            out[3] = min(LORA_ROWS, count - done);
+        }
+        place += count;
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < all; i += blockDim.x) {
+        const LoraPair of(p, i);
+        if (of.exists) p.rows[atomicAdd(&p.counts[of.kind], 1u)] = of.pair;
     }
 }

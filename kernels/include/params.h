@@ -319,6 +319,7 @@ struct RouteParams {
     const float* weight;      // [experts, cols]
     const float* bias;        // [experts], or null
     const float* correction;  // [experts], added to the scores for the choice alone; or null
+    float* deltas;            // [tokens, experts], added to the logits and set to 0 again; or null
     u32* picked;              // [tokens, chosen], ascending for each token
     float* weights;           // [tokens, chosen]
     u32 tokens;
@@ -386,6 +387,7 @@ struct GateRowsParams {
 // Numbers of rows of a tile, of columns of A of a warp, of outputs of a thread, and of inputs of a partial sum; and the
 // largest rank.
 constexpr u32 LORA_ROWS = 8, LORA_COLUMNS = 4, LORA_OUTPUTS = 4, LORA_PIECE = 512, LORA_MAX_RANK = 256;
+constexpr u32 LORA_TILE_WORDS = 4, LORA_PAIRS_THREADS = 256;
 
 // The matrices of an adapter for a part of a weight.
 struct LoraPart {
@@ -403,17 +405,30 @@ struct LoraParams {
     float* partial;            // [most tiles, splits, parts * rank, LORA_ROWS]: sums of A x
     const u8* matrices;        // the matrices of all adapters
     const LoraPart* parts_of;  // [slots, part_stride], from the site's first part on
-    const u32* tiles;          // the number of tiles; then for each its slot, its first place in rows, its number of rows
+    const u32* tiles;          // the number of tiles; then for each its slot, its expert, its first place in rows, its number of rows
     const u32* rows;           // rows with adapters, tile by tile
     const u32* ids;            // ids of tokens by row, for a table of embeddings
     const u32* drawn;          // tokens sampled by the preceding step
     u32 k;                     // a multiple of 8; the number of rows of a table
     u32 out_stride;
-    u32 parts;                 // number of parts of the site's weight
+    u32 parts;                 // number of parts of the site's weight, or of each of its experts
     u32 part_stride;           // number of parts of all sites
     u32 rank;                  // largest rank of an adapter in a slot
     u32 splits;                // number of partial sums of a column: one for each LORA_PIECE inputs, or 1 for their sum
     float scale;
+    u32 share;                 // number of rows that read one row of the input
+};
+
+struct LoraPairsParams {
+    const u32* picked;         // [tokens, chosen]
+    const u32* adapted_tiles;  // tiles of the tokens that have adapters, as in LoraParams
+    const u32* adapted_rows;
+    u32* counts;               // [experts, slots], overwritten
+    u32* tiles;                // tiles of pairs of one adapter and one expert, as in LoraParams
+    u32* rows;                 // the pairs, tile by tile
+    u32 chosen;
+    u32 experts;
+    u32 slots;
     u32 reserved;
 };
 

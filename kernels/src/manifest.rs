@@ -25,7 +25,7 @@ pub use linear::{
     GEMM_F8_TILE, GEMM_QUANT_TILES, GemmTile, dequantize, gemm, gemm_f8, gemm_quant, gemv, gemv_quant, gemv_rows, mmvq,
     mmvq_rows, quantize_activations, quantize_f8, quantize_f8_groups, scale_f8,
 };
-pub use lora::{lora_expand, lora_expand_table, lora_shrink};
+pub use lora::{lora_expand, lora_expand_table, lora_pairs, lora_shrink};
 pub use rows::{
     Activation, NormMean, Pool, act, copy_blocks, embed, embed_add, gather_rows, glu, norm, pool_rows, table_runs,
 };

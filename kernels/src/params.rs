@@ -24,7 +24,10 @@ pub use experts::{
 pub use fill::{FILL_CTAS, FillParams};
 pub use images::{EmbedTapsParams, MeanRowsParams, MediaRowsParams, PatchesParams};
 pub use linear::{DequantizeParams, LinearParams, QuantLinearParams, QuantWeight, QuantizeParams};
-pub use lora::{LORA_COLUMNS, LORA_MAX_RANK, LORA_OUTPUTS, LORA_PIECE, LORA_ROWS, LoraParams, LoraPart, lora_splits};
+pub use lora::{
+    LORA_COLUMNS, LORA_MAX_RANK, LORA_OUTPUTS, LORA_PAIRS_THREADS, LORA_PIECE, LORA_ROWS, LORA_TILE_WORDS,
+    LoraPairsParams, LoraParams, LoraPart, lora_splits,
+};
 pub use rows::{
     ActParams, CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, MAX_NORM_COLS, NormParams, PoolRowsParams,
     TableRunsParams,

@@ -272,7 +272,9 @@ impl Report<'_> {
             Op::Linear(l) if l.add == Some(l.out) => format!("{} → += {}", b(&l.input), b(&l.out)),
             Op::Linear(l) => format!("{} → {}", b(&l.input), b(&l.out)),
             Op::Lora(l) => match l.input {
-                LoraInput::Rows(input) => format!("{} → += {}", b(&input), b(&l.out)),
+                LoraInput::Rows(input) | LoraInput::Experts { input, .. } => {
+                    format!("{} → += {}", b(&input), b(&l.out))
+                }
                 LoraInput::Tokens => format!("ids[T] → += {}", b(&l.out)),
             },
             Op::Patches { out } => format!("bytes[T] → {}", b(out)),

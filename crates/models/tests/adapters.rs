@@ -72,6 +72,15 @@ fn a_sound_adapter_is_merged() {
 }
 
 #[test]
+fn experts_in_blocks_are_not_merged() {
+    let module = "base_model.model.model.layers.1.mlp.experts";
+    let case = Case { tensors: tensors(module, [10, 64], [64, 10]), ..Case::sound() };
+    assert_eq!(case.merge("gpt-oss"), Ok(()));
+    let error = case.merge("gpt-oss-mxfp4").unwrap_err();
+    assert!(error.contains("the model has no weight 'model.layers.1.mlp.experts.down_proj'"), "{error}");
+}
+
+#[test]
 fn an_adapter_that_does_not_fit_is_refused() {
     let module = "base_model.model.model.layers.0.self_attn";
     for (tensors, part) in [
@@ -186,15 +195,58 @@ fn an_adapter_that_cannot_be_served_is_refused() {
             "qwen3-moe",
             of("mlp.experts.1.up_proj", [2, 64], [48, 2]),
             16,
-            "adapters of experts and routers are not supported",
+            "its delta of 'model.layers.0.mlp.experts.1.up_proj' is 48 x 64, but the model's weight has 32 outputs",
         ),
-        ("qwen3-moe", of("mlp.gate", [2, 64], [4, 2]), 16, "adapters of experts and routers are not supported"),
+        (
+            "qwen3-moe",
+            of("mlp.experts.6.up_proj", [2, 64], [32, 2]),
+            16,
+            "the model has no weight 'model.layers.0.mlp.experts.6.up_proj' that adapters can change",
+        ),
+        ("qwen3-moe", of("mlp.gate", [2, 64], [4, 2]), 16, "its delta of 'model.layers.0.mlp.gate' is 4 x 64"),
+        (
+            "qwen3-moe",
+            of("mlp.experts", [12, 64], [65, 12]),
+            16,
+            "'model.layers.0.mlp.experts' is 65 x 64, but the experts have 64 x 64 and 64 x 32",
+        ),
+        (
+            "qwen3-moe",
+            of("mlp.experts", [14, 64], [64, 14]),
+            16,
+            "have 14 rows for 6 experts; its configuration says the rank 2",
+        ),
+        (BASE, of("mlp.experts", [12, 64], [64, 12]), 16, "the model has no experts 'model.layers.0.mlp.experts'"),
     ] {
         let error = load(base, case, rank).unwrap_err();
         assert!(error.contains(part), "{part}: {error}");
     }
     let error = targets(BASE).load(&folder.path().join("none"), 16).unwrap_err().to_string();
     assert!(error.contains("has no adapter: there is no adapter_config.json"), "{error}");
+}
+
+/// GGUF files have tensors of all experts, which are divided differently from the parameters of transformers.
+#[test]
+fn parameters_of_all_experts_are_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let module = "base_model.model.model.layers.1.mlp.experts";
+    for (base, experts, hidden, inner) in [
+        ("qwen3-moe-gguf/model.gguf", 6, 64, 32),
+        ("mixtral-gguf/model.gguf", 5, 64, 64),
+        ("gpt-oss-gguf/model.gguf", 5, 64, 64),
+        ("gpt-oss-mxfp4", 5, 64, 64),
+        ("granitemoe-gguf/model.gguf", 5, 64, 64),
+        ("granitemoe", 5, 64, 64),
+        ("deepseek-v2", 8, 64, 24),
+    ] {
+        let ranks = 2 * experts;
+        let mut all = tensors(&format!("{module}.base_layer"), [ranks, hidden], [2 * inner, ranks]);
+        all.extend(tensors(module, [ranks, inner], [hidden, ranks]));
+        Case { tensors: all, settings: json!({"target_parameters": ["mlp.experts.down_proj"]}) }.write(folder.path());
+        let adapter = targets(base).load(folder.path(), 2).map_err(|error| error.to_string());
+        let numbers = if base == "granitemoe" { 2 * inner + hidden } else { 2 * (inner + hidden) } + hidden + inner;
+        assert_eq!(adapter.map(|adapter| adapter.bytes()), Ok(4 * (ranks * numbers) as u64), "{base}");
+    }
 }
 
 /// Some families fuse projections, and a mixture of experts has plain products beside the experts.
@@ -208,11 +260,17 @@ fn every_family_lists_its_modules() {
         ("gemma3", "mlp.gate_proj", "model.layers.0.mlp.gate_proj.weight"),
         ("gemma3-gguf/model.gguf", "mlp.up_proj", "blk.0.ffn_up.weight"),
         ("qwen3-moe", "self_attn.v_proj", "model.layers.0.self_attn.v_proj.weight"),
+        ("qwen3-moe", "mlp.gate", "model.layers.0.mlp.gate.weight"),
+        ("mixtral", "block_sparse_moe.experts.4.w2", "model.layers.0.block_sparse_moe.experts.4.w2.weight"),
+        ("mixtral", "mlp.experts.0.up_proj", "model.layers.0.block_sparse_moe.experts.0.w3.weight"),
+        ("deepseek-v3", "mlp.experts.7.down_proj", "model.layers.1.mlp.experts.7.down_proj.weight"),
+        ("gpt-oss", "mlp.router", "model.layers.0.mlp.router.weight"),
+        ("granitemoe", "block_sparse_moe.router.layer", "model.layers.0.block_sparse_moe.router.layer.weight"),
         ("qwen2-moe", "mlp.shared_expert.gate_proj", "model.layers.1.mlp.shared_expert.gate_proj.weight"),
         ("deepseek-v3", "self_attn.q_a_proj", "model.layers.0.self_attn.q_a_proj.weight"),
     ] {
         let shape = Checkpoint::open(&testdata(base)).unwrap().tensor(tensor).unwrap().shape;
-        let layer = if base == "qwen2-moe" { 1 } else { 0 };
+        let layer = if tensor.contains("layers.1.") { 1 } else { 0 };
         let module = format!("base_model.model.model.layers.{layer}.{name}");
         let case = Case { tensors: tensors(&module, [2, shape[1]], [shape[0], 2]), ..Case::sound() };
         case.write(folder.path());

@@ -5,6 +5,7 @@
 //! ([`StepBatch::adapters`](crate::StepBatch::adapters)). The weights of the program stay as they are, so all sequences
 //! share them.
 
+use crate::experts::ExpertLinear;
 use crate::op::{EmbedIds, Linear, Logits, Op};
 use crate::program::{BufferId, Program, Rows, WeightId};
 
@@ -21,6 +22,10 @@ pub enum SiteKind {
     Embedding,
     /// The language-model head.
     Head,
+    /// The weight of a router, whose logits an adapter changes before experts are chosen ([`Route::site`](crate::Route::site)).
+    Router,
+    /// The weights of so many experts. Each expert has the same number of parts, one after the other.
+    Experts(usize),
 }
 
 /// A weight to which adapters add. Each part of the weight has matrices of its own.
@@ -39,6 +44,14 @@ pub enum LoraInput {
     Rows(BufferId),
     /// The columns of A that belong to the tokens of the step: K is the size of the vocabulary.
     Tokens,
+    /// The input of the products of experts. A row of a token and one of its experts is multiplied with the matrices that
+    /// the token's adapter has for that expert.
+    Experts {
+        /// Input: the row of the token if it is `[T,K]`, or the row of token and expert if it is `[k·T,K]`.
+        input: BufferId,
+        /// Experts of each token `[T,k]`.
+        routing: BufferId,
+    },
 }
 
 /// `out[.,N] += scale · s · B (A input)` for each row whose sequence has an adapter with matrices for this site. Other rows
@@ -80,11 +93,14 @@ pub trait AdapterSource: Send + Sync {
 }
 
 impl Program {
-    /// Returns the program with a [`Lora`] after each product that an adapter can change: those in layers, the table of
-    /// embeddings, and the head unless its results are capped.
+    /// Returns the program with a [`Lora`] after each product that an adapter can change: those in layers, those of experts,
+    /// the table of embeddings, and the head unless its results are capped. The products of routers get their sites.
     pub fn with_adapters(mut self) -> Self {
         let ops = std::mem::take(&mut self.ops);
-        for op in ops {
+        for mut op in ops {
+            if let Op::Route(route) = &mut op {
+                route.site = Some(self.site(Site { weight: route.weight, kind: SiteKind::Router }));
+            }
             let lora = self.lora(&op);
             self.ops.push(op);
             self.ops.extend(lora.map(Op::Lora));
@@ -105,13 +121,21 @@ impl Program {
                 let site = Site { weight: embed.table, kind: SiteKind::Embedding };
                 (site, LoraInput::Tokens, embed.scale, embed.out)
             }
+            Op::ExpertLinear(ExpertLinear { weight, experts, input, routing, out, .. }) => {
+                let site = Site { weight: *weight, kind: SiteKind::Experts(*experts) };
+                (site, LoraInput::Experts { input: *input, routing: *routing }, 1.0, *out)
+            }
             _ => return None,
         };
-        if !matches!(self.buffers[out.0].rows, Rows::Tokens | Rows::Sampled) {
+        if !matches!(self.buffers[out.0].rows, Rows::Tokens | Rows::Sampled | Rows::Routed(_)) {
             return None;
         }
+        Some(Lora { site: self.site(site), input, scale, out })
+    }
+
+    fn site(&mut self, site: Site) -> SiteId {
         self.sites.push(site);
-        Some(Lora { site: SiteId(self.sites.len() - 1), input, scale, out })
+        SiteId(self.sites.len() - 1)
     }
 
     /// Returns the size `[N,K]` of each part of a site's weight, in which N are the outputs of a product and K its inputs.
@@ -120,7 +144,20 @@ impl Program {
         let weight = &self.weights[weight.0];
         match kind {
             SiteKind::Embedding => vec![[weight.cols, weight.rows]],
-            SiteKind::Linear | SiteKind::Head => weight.parts.iter().map(|part| [part.rows, weight.cols]).collect(),
+            SiteKind::Linear | SiteKind::Head | SiteKind::Router | SiteKind::Experts(_) => {
+                weight.parts.iter().map(|part| [part.rows, weight.cols]).collect()
+            }
+        }
+    }
+
+    /// Returns the number of parts of a site's weight, or of each expert if it has some.
+    pub fn parts_each(&self, site: SiteId) -> usize {
+        let Site { weight, kind } = self.sites[site.0];
+        let parts = self.weights[weight.0].parts.len();
+        match kind {
+            SiteKind::Embedding => 1,
+            SiteKind::Linear | SiteKind::Head | SiteKind::Router => parts,
+            SiteKind::Experts(experts) => parts / experts.max(1),
         }
     }
 }

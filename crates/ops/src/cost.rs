@@ -266,7 +266,7 @@ impl Pricer<'_> {
             Op::EmbedTaps(taps) => self.embed_taps(taps),
             Op::Norm(norm) => self.norm(norm),
             Op::Linear(linear) => self.linear(linear),
-            Op::Lora(lora) => adapters::lora(self.program, lora, self.step.adapted, self.size),
+            Op::Lora(_) => self.at_site(op),
             Op::QkvPost(post) => self.qkv_post(post),
             Op::HeadLinear(linear) => self.head_linear(linear),
             Op::LatentPost(post) => self.latent_post(post),
@@ -294,7 +294,11 @@ impl Pricer<'_> {
                 Cost { activation_bytes: 2 * written_bytes, written_bytes, ..Cost::default() }
             }
             Op::GateRows(gate) => self.gate_rows(gate),
-            Op::Route(route) => self.route(route),
+            Op::Route(route) => {
+                let mut cost = self.route(route);
+                cost += self.at_site(op);
+                cost
+            }
             Op::ExpertLinear(linear) => self.expert_linear(linear),
             Op::ExpertSum(sum) => self.expert_sum(sum),
             Op::InjectRows(inject) => self.inject(inject),
@@ -312,6 +316,10 @@ impl Pricer<'_> {
             Op::Logits(logits) => self.logits(logits),
             Op::Sample { logits } => Cost { activation_bytes: 4 * self.elements(*logits), ..Cost::default() },
         }
+    }
+
+    fn at_site(&self, op: &Op) -> Cost {
+        adapters::at_site(self.program, op, self.step.adapted, self.size)
     }
 
     fn embed(&self, e: &Embed) -> Cost {

@@ -129,6 +129,7 @@ impl Op {
             Self::Lora(op) => match op.input {
                 LoraInput::Rows(input) => vec![input, op.out],
                 LoraInput::Tokens => vec![op.out],
+                LoraInput::Experts { input, routing } => vec![input, routing, op.out],
             },
             Self::QkvPost(op) => vec![op.input],
             Self::HeadLinear(op) => vec![op.input],

@@ -46,6 +46,7 @@ fn build(parts: &Parts) -> (ProgramBuilder, Op) {
     b.push(Op::Route(Route {
         weight: router,
         bias: None,
+        site: None,
         correction: None,
         scores: RouteScores::Softmax,
         groups: parts.groups,

@@ -1,7 +1,7 @@
 //! Instances for adapters (`Lora`).
 
 use super::{Chip, Dtype, Instance};
-use crate::params::LoraParams;
+use crate::params::{LORA_PAIRS_THREADS, LoraPairsParams, LoraParams};
 use crate::sources;
 
 /// Returns the instance that multiplies activations of type `dtype` with the matrices A.
@@ -25,10 +25,15 @@ pub fn lora_expand_table(dtype: Dtype) -> Instance {
     Instance::new::<LoraParams>(sources::LORA, format!("lora_expand_table_{name}"), call, 128).typed(dtype)
 }
 
+/// Returns the instance that divides pairs of tokens and experts into tiles.
+pub fn lora_pairs() -> Instance {
+    Instance::new::<LoraPairsParams>(sources::LORA, "lora_pairs".into(), "divide_pairs".into(), LORA_PAIRS_THREADS)
+}
+
 pub(super) fn all(chip: Chip) -> Vec<Instance> {
     let of = |dtype: Dtype| {
         let logits = (dtype != Dtype::F32).then(|| lora_expand(dtype, Dtype::F32));
         [lora_shrink(dtype), lora_expand(dtype, dtype), lora_expand_table(dtype)].into_iter().chain(logits)
     };
-    Dtype::ALL.into_iter().filter(|&dtype| chip.has(dtype)).flat_map(of).collect()
+    Dtype::ALL.into_iter().filter(|&dtype| chip.has(dtype)).flat_map(of).chain([lora_pairs()]).collect()
 }

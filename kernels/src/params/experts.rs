@@ -14,6 +14,8 @@ params! {
         bias: DevicePtr,
         /// f32 `[experts]`, added to the scores for the choice alone; or null.
         correction: DevicePtr,
+        /// f32 `[tokens, experts]`, added to the logits and set to 0 again; or null.
+        deltas: DevicePtr,
         /// u32 `[tokens, chosen]`, ascending for each token.
         picked: DevicePtr,
         /// f32 `[tokens, chosen]`.

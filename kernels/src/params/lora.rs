@@ -33,8 +33,8 @@ params! {
         matrices: DevicePtr,
         /// [`LoraPart`] `[slots, part_stride]`, from the site's first part on.
         parts_of: DevicePtr,
-        /// u32: the number of tiles, then for each its slot, its first place in `rows` and its number of rows, at most
-        /// [`LORA_ROWS`].
+        /// u32: the number of tiles, then for each its slot, its expert (0 if there are none), its first place in `rows` and its
+        /// number of rows, at most [`LORA_ROWS`].
         tiles: DevicePtr,
         /// u32: rows with adapters, tile by tile.
         rows: DevicePtr,
@@ -46,7 +46,7 @@ params! {
         k: u32,
         /// Number of elements from one row of `out` to the next.
         out_stride: u32,
-        /// Number of parts of the site's weight.
+        /// Number of parts of the site's weight, or of each of its experts, whose parts follow each other.
         parts: u32,
         /// Number of parts of all sites.
         part_stride: u32,
@@ -56,10 +56,40 @@ params! {
         splits: u32,
         /// Factor of the product.
         scale: f32,
+        /// Number of rows that read one row of the input: 1, or the experts of a token.
+        share: u32,
+    }
+
+    /// Divides the pairs of tokens with adapters and their experts into tiles of one adapter and one expert. Grid: one CTA.
+    LoraPairsParams {
+        /// u32 `[tokens, chosen]`.
+        picked: DevicePtr,
+        /// u32: tiles of the tokens that have adapters, as in [`LoraParams`].
+        adapted_tiles: DevicePtr,
+        /// u32: these tokens, tile by tile.
+        adapted_rows: DevicePtr,
+        /// u32 `[experts, slots]`, overwritten.
+        counts: DevicePtr,
+        /// u32: tiles of the pairs, as in [`LoraParams`].
+        tiles: DevicePtr,
+        /// u32: the pairs, tile by tile.
+        rows: DevicePtr,
+        /// Number of experts of a token.
+        chosen: u32,
+        /// Number of experts.
+        experts: u32,
+        /// Number of slots.
+        slots: u32,
         /// Padding, 0.
         reserved: u32,
     }
 }
+
+/// Number of words that describe a tile.
+pub const LORA_TILE_WORDS: u32 = 4;
+
+/// Number of threads of the CTA that divides pairs.
+pub const LORA_PAIRS_THREADS: u32 = 256;
 
 /// Number of rows of a tile.
 pub const LORA_ROWS: u32 = 8;

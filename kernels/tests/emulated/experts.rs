@@ -55,6 +55,7 @@ fn random_route(rng: &mut TestRng) -> (Route, usize, usize) {
     let route = Route {
         weight: WeightId(0),
         bias: None,
+        site: None,
         correction: None,
         scores: pick(rng, &[RouteScores::Softmax, RouteScores::Sigmoid]),
         groups: grouped,
@@ -72,14 +73,17 @@ fn check_route(dtype: Dtype, rng: &mut TestRng) {
     let input = Array::random(dtype, tokens * cols, rng);
     let weight = f32s(experts * cols, rng);
     let [bias, correction] = [(); 2].map(|()| (rng.below(2) == 0).then(|| f32s(experts, rng)));
+    let deltas = (rng.below(2) == 0).then(|| f32s(tokens * experts, rng));
     // Weights are compared by bits across orders.
     let (picked, weights) = in_every_order(|order| {
         let (mut picked, mut weights) = (vec![u32::MAX; tokens * chosen], vec![f32::NAN; tokens * chosen]);
+        let mut added = deltas.clone();
         let params = RouteParams {
             input: input.ptr(),
             weight: address(&weight),
             bias: bias.as_deref().map_or(0, address),
             correction: correction.as_deref().map_or(0, address),
+            deltas: added.as_deref_mut().map_or(0, address_mut),
             picked: address_mut(&mut picked),
             weights: address_mut(&mut weights),
             tokens: tokens as u32,
@@ -94,13 +98,15 @@ fn check_route(dtype: Dtype, rng: &mut TestRng) {
             scale: route.scale,
         };
         launch(&KERNELS, order, &manifest::route(dtype), params.grid(), &params);
+        assert!(added.iter().flatten().all(|delta| *delta == 0.0), "the memory is ready for the next router");
         (picked, weights.into_iter().map(f32::to_bits).collect::<Vec<_>>())
     });
     for token in 0..tokens {
         let row = input.range(token * cols..(token + 1) * cols);
         let logit = |expert: usize| {
             let dot: f64 = row.iter().zip(&weight[expert * cols..]).map(|(x, w)| x * f64::from(*w)).sum();
-            (dot + bias.as_ref().map_or(0.0, |bias| f64::from(bias[expert]))) as f32
+            let delta = deltas.as_ref().map_or(0.0, |deltas| f64::from(deltas[token * experts + expert]));
+            (dot + bias.as_ref().map_or(0.0, |bias| f64::from(bias[expert])) + delta) as f32
         };
         let logits: Vec<f32> = (0..experts).map(logit).collect();
         let (mut expected, mut shares) = (vec![0; chosen], vec![0.0; chosen]);

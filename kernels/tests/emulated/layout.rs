@@ -7,9 +7,9 @@ use octavo_kernels::manifest::{Chips, Instance};
 use octavo_kernels::params::{
     ActParams, AttentionParams, CopyBlocksParams, DequantizeParams, EmbedParams, EmbedTapsParams, ExpertLinearParams,
     ExpertSumParams, FillParams, GateRowsParams, GatherRowsParams, GluParams, LatentPostParams, LinearParams,
-    LoraParams, LoraPart, MediaRowsParams, NormParams, PagedDecodeParams, Params, PatchesParams, PoolRowsParams,
-    QkvPostParams, QuantLinearParams, QuantWeight, QuantizeParams, RouteParams, SamplingParams, SamplingRow,
-    SortExpertsParams, TableRunsParams,
+    LoraPairsParams, LoraParams, LoraPart, MediaRowsParams, NormParams, PagedDecodeParams, Params, PatchesParams,
+    PoolRowsParams, QkvPostParams, QuantLinearParams, QuantWeight, QuantizeParams, RouteParams, SamplingParams,
+    SamplingRow, SortExpertsParams, TableRunsParams,
 };
 use octavo_kernels::sources::Source;
 
@@ -59,6 +59,7 @@ fn structs_lie_as_in_c() {
     check(layout::<GateRowsParams>);
     check(layout::<LoraPart>);
     check(layout::<LoraParams>);
+    check(layout::<LoraPairsParams>);
     check(layout::<SamplingRow>);
     check(layout::<SamplingParams>);
     text += "}\n";

@@ -2,7 +2,9 @@
 
 use octavo_kernels::emulation::Order;
 use octavo_kernels::manifest::{self, Dtype, Instance};
-use octavo_kernels::params::{LORA_OUTPUTS, LORA_ROWS, LoraParams, LoraPart, lora_splits};
+use octavo_kernels::params::{
+    LORA_OUTPUTS, LORA_ROWS, LORA_TILE_WORDS, LoraPairsParams, LoraParams, LoraPart, expert_tiles, lora_splits,
+};
 use octavo_ops::testing::TestRng;
 
 use crate::common::{assert_near, by_rows, in_every_order, launch, rng};
@@ -26,10 +28,13 @@ struct Case {
     k: usize,
     /// Number of columns of each part.
     columns: Vec<usize>,
+    /// Number of experts, each with all parts, and number of rows that read one row of the input.
+    experts: usize,
+    share: usize,
     /// Number of elements between rows of the output.
     stride: usize,
     rank: usize,
-    /// By slot and part; `None` if the adapter has none.
+    /// By slot, expert and part; `None` if the adapter has none.
     matrices: Vec<Vec<Option<Matrices>>>,
     numbers: Array,
     input: Array,
@@ -48,6 +53,7 @@ impl Case {
         let all: usize = columns.iter().sum();
         let stride = all + pick(rng, &[0, 3, 4]);
         let rank = pick(rng, &[1, 8, 20, 64]);
+        let (experts, share) = if is_table { (1, 1) } else { (pick(rng, &[1, 3]), pick(rng, &[1, 2])) };
         let mut len = 0;
         // Matrices begin at multiples of 16 bytes.
         let mut place = |numbers: usize| {
@@ -60,11 +66,13 @@ impl Case {
             let (a, b) = (place(own * k), place(columns.next_multiple_of(LORA_OUTPUTS as usize) * own));
             (rng.below(4) > 0).then_some(Matrices { rank: own, scaling: 0.25 + rng.signed().abs(), a, b })
         };
-        let matrices = (0..3).map(|_| columns.iter().map(|&columns| part(columns)).collect()).collect();
+        let mut of_slot =
+            || columns.iter().cycle().take(experts * columns.len()).map(|&columns| part(columns)).collect();
+        let matrices = (0..3).map(|_| of_slot()).collect();
         let numbers = uniform(dtype, len, 1.0, rng);
         let ids = rng.tokens(rows, k);
         let (named, drawn) = by_rows(&ids, rng);
-        let input = uniform(dtype, if is_table { 8 } else { rows * k }, 1.0, rng);
+        let input = uniform(dtype, if is_table { 8 } else { rows.div_ceil(share) * k }, 1.0, rng);
         let before = uniform(out, rows * stride, 1.0, rng);
         let scale = pick(rng, &[1.0, 0.5, -2.0]);
         Self {
@@ -73,6 +81,8 @@ impl Case {
             is_table,
             k,
             columns,
+            experts,
+            share,
             stride,
             rank,
             matrices,
@@ -100,7 +110,10 @@ impl Case {
         for slot in &self.matrices {
             parts.push(LoraPart::default());
             let mut first = 0;
-            for (matrices, &columns) in slot.iter().zip(&self.columns) {
+            for (index, (matrices, &columns)) in slot.iter().zip(self.columns.iter().cycle()).enumerate() {
+                if index % self.columns.len() == 0 {
+                    first = 0;
+                }
                 let empty = LoraPart { first, columns: columns as u32, ..LoraPart::default() };
                 parts.push(matrices.as_ref().map_or(empty, |of| LoraPart {
                     a: (of.a * self.dtype.bytes()) as u64,
@@ -116,9 +129,14 @@ impl Case {
         parts
     }
 
+    /// Returns the expert of a row.
+    fn expert(&self, row: usize) -> usize {
+        row * 7 / 2 % self.experts
+    }
+
     /// Returns the output of rows that have these adapters, 0 for none or 1 + the slot, with `surplus` tiles in the grid.
     fn run(&self, kernels: &Kernels, order: Order, adapters: &[usize], splits: bool, surplus: u32) -> Array {
-        let (tiles, rows) = tiles(adapters);
+        let (tiles, rows) = self.tiles(adapters);
         // A launch has a tile at least.
         let most = (tiles[0] + surplus).max(1);
         let splits = if splits { lora_splits(self.k as u32) } else { 1 };
@@ -139,11 +157,11 @@ impl Case {
             k: self.k as u32,
             out_stride: self.stride as u32,
             parts: self.columns.len() as u32,
-            part_stride: self.columns.len() as u32 + 2,
+            part_stride: (self.experts * self.columns.len()) as u32 + 2,
             rank: self.rank as u32,
             splits,
             scale: self.scale,
-            reserved: 0,
+            share: self.share as u32,
         };
         let [shrink, expand] = self.instances();
         if !self.is_table {
@@ -157,7 +175,8 @@ impl Case {
     /// Returns what a row's adapter adds to it.
     fn delta(&self, row: usize, slot: usize) -> Vec<f64> {
         let mut delta = Vec::new();
-        for (matrices, &columns) in self.matrices[slot].iter().zip(&self.columns) {
+        let own = self.matrices[slot].iter().skip(self.expert(row) * self.columns.len());
+        for (matrices, &columns) in own.zip(&self.columns) {
             let Some(Matrices { rank, scaling, a, b }) = *matrices else {
                 delta.extend(vec![0.0; columns]);
                 continue;
@@ -165,7 +184,7 @@ impl Case {
             let shrunk = |j: usize| match self.is_table {
                 true => self.numbers.get(a + self.ids[row] as usize * rank + j),
                 false => (0..self.k)
-                    .map(|c| self.numbers.get(a + j * self.k + c) * self.input.get(row * self.k + c))
+                    .map(|c| self.numbers.get(a + j * self.k + c) * self.input.get(row / self.share * self.k + c))
                     .sum::<f64>(),
             };
             let shrunk: Vec<f64> = (0..rank).map(|j| f64::from(scaling) * shrunk(j)).collect();
@@ -192,16 +211,23 @@ impl Case {
         let context = format!("k {} columns {:?} rank {} {adapters:?}", self.k, self.columns, self.rank);
         assert_near(&near, &expected, Tolerance::Product.bound(self.out), &context);
     }
+
+    /// Returns the tiles of rows with these adapters, and the rows in their order.
+    fn tiles(&self, adapters: &[usize]) -> (Vec<u32>, Vec<u32>) {
+        tiles(adapters, |row| self.expert(row))
+    }
 }
 
-/// Returns the tiles of rows with these adapters, and the rows in their order.
-fn tiles(adapters: &[usize]) -> (Vec<u32>, Vec<u32>) {
+/// Returns the tiles of rows with these adapters and experts, and the rows in their order.
+fn tiles(adapters: &[usize], expert: impl Fn(usize) -> usize) -> (Vec<u32>, Vec<u32>) {
+    let kind = |row: u32| (adapters[row as usize], expert(row as usize));
     let mut order: Vec<u32> = (0..adapters.len() as u32).filter(|&row| adapters[row as usize] > 0).collect();
-    order.sort_by_key(|&row| adapters[row as usize]);
+    order.sort_by_key(|&row| kind(row));
     let (mut tiles, mut first) = (vec![0], 0);
-    for same in order.chunk_by(|&a, &b| adapters[a as usize] == adapters[b as usize]) {
+    for same in order.chunk_by(|&a, &b| kind(a) == kind(b)) {
         for rows in same.chunks(LORA_ROWS as usize) {
-            tiles.extend([adapters[rows[0] as usize] as u32 - 1, first, rows.len() as u32]);
+            let (adapter, expert) = kind(rows[0]);
+            tiles.extend([adapter as u32 - 1, expert as u32, first, rows.len() as u32]);
             first += rows.len() as u32;
             tiles[0] += 1;
         }
@@ -248,4 +274,43 @@ fn adapters_are_as_in_f64_and_rows_do_not_depend_on_others() {
 #[test]
 fn small_adapters() {
     check_all(1);
+}
+
+#[test]
+fn tiles_of_experts_hold_every_pair_with_an_adapter_once() {
+    let (rng, kernels) = (&mut rng(), Kernels::new(&[manifest::lora_pairs()]));
+    for (experts, slots, tokens) in [(5, 3, 20), (1, 1, 40), (300, 7, 90), (4, 2, 0)] {
+        let (chosen, words) = (1 + rng.below(4), LORA_TILE_WORDS as usize);
+        let picked = rng.tokens(tokens * chosen, experts);
+        let adapters: Vec<usize> = (0..tokens).map(|_| rng.below(slots + 1)).collect();
+        let (adapted_tiles, adapted_rows) = tiles(&adapters, |_| 0);
+        let most = expert_tiles(picked.len() as u32, (experts * slots) as u32, LORA_ROWS) as usize;
+        for order in [Order::Forward, Order::Reverse, Order::Random(3)] {
+            let (mut found, mut rows) = (vec![u32::MAX; 1 + words * most], vec![u32::MAX; picked.len()]);
+            let mut counts = vec![u32::MAX; experts * slots];
+            let params = LoraPairsParams {
+                picked: address(&picked),
+                adapted_tiles: address(&adapted_tiles),
+                adapted_rows: address(&adapted_rows),
+                counts: address_mut(&mut counts),
+                tiles: address_mut(&mut found),
+                rows: address_mut(&mut rows),
+                chosen: chosen as u32,
+                experts: experts as u32,
+                slots: slots as u32,
+                reserved: 0,
+            };
+            launch(&kernels, order, &manifest::lora_pairs(), [1; 3], &params);
+            let mut seen = vec![false; picked.len()];
+            for tile in found[1..][..words * found[0] as usize].chunks(words) {
+                assert!((1..=LORA_ROWS).contains(&tile[3]));
+                for &pair in &rows[tile[2] as usize..][..tile[3] as usize] {
+                    let adapter = adapters[pair as usize / chosen] as u32;
+                    assert_eq!((picked[pair as usize], adapter), (tile[1], tile[0] + 1));
+                    assert!(!std::mem::replace(&mut seen[pair as usize], true), "pair {pair} is in two tiles");
+                }
+            }
+            assert!((0..picked.len()).all(|pair| seen[pair] == (adapters[pair / chosen] > 0)));
+        }
+    }
 }

@@ -15,6 +15,12 @@ pub(crate) struct Routing {
 }
 
 impl Routing {
+    /// Returns the rows of a token and their experts.
+    pub(crate) fn rows_of(&self, token: usize) -> impl Iterator<Item = (usize, usize)> {
+        let rows = token * self.chosen..(token + 1) * self.chosen;
+        rows.map(|row| (row, self.experts[row] as usize))
+    }
+
     /// Chooses `chosen` experts for each token from logits `[T,E]`. `correction` is empty or `[E]`.
     pub(crate) fn choose(op: &Route, logits: &Tensor, correction: &[f32], chosen: usize) -> Result<Self> {
         let (tokens, count) = logits.dims2()?;

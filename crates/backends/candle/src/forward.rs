@@ -4,7 +4,7 @@ use candle_core::{Device, Result, Tensor, bail};
 use octavo_ops::{
     BackendError, BufferId, Embed, EmbedIds, EncodeBatch, HeadLinear, HeadShape, KvPlace, LatentPost, Limits, Linear,
     Logits, Lora, LoraInput, MergeKind, MergeRows, NormKind, NormOp, Op, PoolKind, PoolRows, Program, ProgramKind,
-    QkNorm, QkvPost, Residual, Route, Rows, Sight, StepBatch, WeightId,
+    QkNorm, QkvPost, Residual, Route, Rows, Sight, SiteId, StepBatch, WeightId,
 };
 
 use crate::attention::Attention;
@@ -13,7 +13,7 @@ use crate::experts::Routing;
 use crate::failed;
 use crate::kv::{Half, KvCache};
 use crate::latent;
-use crate::lora::{self, Adapter, Outputs};
+use crate::lora::{self, Adapter, OutputRow, Outputs};
 use crate::media::{self, MediaCache};
 use crate::rotary::rotate;
 
@@ -283,6 +283,10 @@ impl<'a> Forward<'a> {
         if let Some(bias) = op.bias {
             logits = logits.broadcast_add(&self.weight(bias).flatten_all()?)?;
         }
+        if let Some(site) = op.site {
+            let input = lora::Input::Rows(self.buffer(op.input)?.to_vec2()?);
+            logits = self.added((site, 1.0), &input, &logits, self.adapted_rows(Rows::Tokens))?;
+        }
         let correction = op.correction.map(|id| self.weight(id).flatten_all()?.to_vec1()).transpose()?;
         let chosen = self.program.buffers[op.out.0].cols;
         self.routings[op.out.0] = Routing::choose(op, &logits, &correction.unwrap_or_default(), chosen)?;
@@ -302,16 +306,50 @@ impl<'a> Forward<'a> {
     }
 
     fn lora(&self, op: &Lora) -> Result<Tensor> {
+        let out = self.buffer(op.out)?;
         let input = match op.input {
             LoraInput::Rows(input) => lora::Input::Rows(self.buffer(input)?.to_vec2()?),
             LoraInput::Tokens => lora::Input::Tokens(&self.batch.token_ids),
+            LoraInput::Experts { input, routing } => return self.expert_lora(op, (input, routing), out),
         };
-        let parts = self.program.site_parts(op.site);
-        let rows = self.buffer(op.out)?.to_vec2()?;
-        let mut outputs = Outputs { site: op.site, parts: &parts, scale: op.scale, rows };
-        for (row, adapter) in self.batch.adapted(self.program.buffers[op.out.0].rows) {
+        let rows = self.program.buffers[op.out.0].rows;
+        self.added((op.site, op.scale), &input, out, self.adapted_rows(rows))
+    }
+
+    /// Returns the rows of products without experts, with 1 + the slots of their adapters.
+    fn adapted_rows(&self, rows: Rows) -> impl Iterator<Item = (u32, OutputRow)> {
+        self.batch.adapted(rows).map(|(row, adapter)| {
+            let row = row as usize;
+            (adapter, OutputRow { row, source: row, expert: 0 })
+        })
+    }
+
+    fn expert_lora(&self, op: &Lora, (input, routing): (BufferId, BufferId), out: &Tensor) -> Result<Tensor> {
+        let by_token = self.program.buffers[input.0].rows == Rows::Tokens;
+        let input = lora::Input::Rows(self.buffer(input)?.to_vec2()?);
+        let routing = &self.routings[routing.0];
+        let rows = self.batch.adapted(Rows::Tokens).flat_map(|(token, adapter)| {
+            let token = token as usize;
+            routing.rows_of(token).map(move |(row, expert)| {
+                (adapter, OutputRow { row, source: if by_token { token } else { row }, expert })
+            })
+        });
+        self.added((op.site, op.scale), &input, out, rows)
+    }
+
+    /// Returns the outputs of a product with what the adapters of some rows add to them.
+    fn added(
+        &self,
+        (site, scale): (SiteId, f32),
+        input: &lora::Input<'_>,
+        out: &Tensor,
+        rows: impl Iterator<Item = (u32, OutputRow)>,
+    ) -> Result<Tensor> {
+        let (parts, each) = (self.program.site_parts(site), self.program.parts_each(site));
+        let mut outputs = Outputs { site, parts: &parts, each, scale, rows: out.to_vec2()? };
+        for (adapter, row) in rows {
             if let Some(adapter) = &self.adapters[adapter as usize - 1] {
-                outputs.add(adapter, &input, row as usize);
+                outputs.add(adapter, input, row);
             }
         }
         outputs.tensor()

@@ -51,23 +51,38 @@ pub(crate) struct Outputs<'a> {
     pub(crate) site: SiteId,
     /// Size `[N,K]` of each part of its weight.
     pub(crate) parts: &'a [[usize; 2]],
+    /// Number of parts of an expert, or of all parts.
+    pub(crate) each: usize,
     pub(crate) scale: f32,
     pub(crate) rows: Vec<Vec<f32>>,
 }
 
+/// A row of the outputs of a product.
+#[derive(Clone, Copy)]
+pub(crate) struct OutputRow {
+    pub(crate) row: usize,
+    /// Row of the input.
+    pub(crate) source: usize,
+    /// Expert; 0 if there are none.
+    pub(crate) expert: usize,
+}
+
 impl Outputs<'_> {
     /// Adds what an adapter has for a row.
-    pub(crate) fn add(&mut self, adapter: &Adapter, input: &Input<'_>, row: usize) {
+    pub(crate) fn add(&mut self, adapter: &Adapter, input: &Input<'_>, of: OutputRow) {
         let mut first = 0;
-        for (part, &[outputs, inputs]) in self.parts.iter().enumerate() {
+        let parts = self.parts.iter().enumerate().skip(of.expert * self.each).take(self.each);
+        for (part, &[outputs, inputs]) in parts {
             let columns = first..first + outputs;
             first = columns.end;
             let Some(Matrices { rank, scaling, a, b }) = adapter.matrices.get(&(self.site, part)) else { continue };
             let shrunk: Vec<f32> = match input {
-                Input::Rows(rows) => a.chunks(inputs).map(|a| scaling * dot(&rows[row], a)).collect(),
-                Input::Tokens(ids) => a[ids[row] as usize * rank..][..*rank].iter().map(|a| scaling * a).collect(),
+                Input::Rows(rows) => a.chunks(inputs).map(|a| scaling * dot(&rows[of.source], a)).collect(),
+                Input::Tokens(ids) => {
+                    a[ids[of.source] as usize * rank..][..*rank].iter().map(|a| scaling * a).collect()
+                }
             };
-            for (out, b) in self.rows[row][columns].iter_mut().zip(b.chunks(*rank)) {
+            for (out, b) in self.rows[of.row][columns].iter_mut().zip(b.chunks(*rank)) {
                 *out += self.scale * dot(&shrunk, b);
             }
         }

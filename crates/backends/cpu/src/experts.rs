@@ -6,6 +6,7 @@ use octavo_ops::{BufferId, ChoiceScratch, ExpertSum, GateRows, Route, WeightId};
 
 use crate::activation::Span;
 use crate::forward::{Forward, ROW, Scratch};
+use crate::lora::Shrink;
 use crate::memory::{Lines, Shared};
 use crate::pool::Worker;
 use crate::product::{self, Epilogue, Product};
@@ -32,6 +33,8 @@ pub(crate) struct ExpertProduct {
     pub(crate) input: BufferId,
     pub(crate) routing: BufferId,
     pub(crate) out: BufferId,
+    /// Products of adapters that run beside it.
+    pub(crate) shrink: Option<Shrink>,
 }
 
 /// The experts of the tokens of a step.
@@ -53,7 +56,7 @@ pub(crate) struct Routing {
 
 /// Access to the experts of a step for the threads of a region.
 #[derive(Clone, Copy)]
-struct Threads {
+pub(crate) struct Threads {
     chosen: usize,
     experts: Shared<u32>,
     weights: Shared<f32>,
@@ -63,9 +66,9 @@ struct Threads {
 }
 
 /// Adjacent rows of one expert.
-struct Group {
-    expert: usize,
-    rows: std::ops::Range<usize>,
+pub(crate) struct Group {
+    pub(crate) expert: usize,
+    pub(crate) rows: std::ops::Range<usize>,
 }
 
 thread_local! {
@@ -139,7 +142,7 @@ impl Threads {
     ///
     /// # Safety
     /// The rows must be sorted, and no thread may sort them during the call.
-    unsafe fn groups(&self) -> usize {
+    pub(crate) unsafe fn groups(&self) -> usize {
         // SAFETY: the caller guarantees this.
         unsafe { self.groups.view(0, 1)[0] as usize }
     }
@@ -148,10 +151,19 @@ impl Threads {
     ///
     /// # Safety
     /// The conditions of `groups` apply.
-    unsafe fn group(&self, index: usize) -> Group {
+    pub(crate) unsafe fn group(&self, index: usize) -> Group {
         // SAFETY: the caller guarantees this.
         let numbers = unsafe { self.groups.view(1 + 2 * index, 4) };
         Group { expert: numbers[0] as usize, rows: numbers[1] as usize..numbers[3] as usize }
+    }
+
+    /// Returns the token of a row.
+    ///
+    /// # Safety
+    /// The conditions of `groups` apply.
+    pub(crate) unsafe fn token(&self, row: usize) -> usize {
+        // SAFETY: the caller guarantees this.
+        unsafe { self.tokens.view(row, 1)[0] as usize }
     }
 }
 
@@ -169,13 +181,16 @@ impl Forward<'_> {
             },
             Stage::Sort { routing, experts } => {
                 // SAFETY: the caller guarantees this; one thread takes the only piece.
-                worker.share(1, |_| unsafe { of(routing).sort(self.batch.tokens(), *experts) });
+                worker.share(1, |_| unsafe {
+                    of(routing).sort(self.batch.tokens(), *experts);
+                    scratch.lora.divide(*routing, &of(routing));
+                });
             }
             Stage::Dispatch { routing, input, out, plain } => {
                 let (routing, input, out) = (of(routing), scratch.rows[input.0], scratch.rows[out.0]);
                 worker.share(self.batch.tokens() * routing.chosen, |row| {
                     // SAFETY: the caller guarantees this; the row belongs to this thread.
-                    unsafe { out.copy_row(row, &input, routing.tokens.view(row, 1)[0] as usize, *plain) };
+                    unsafe { out.copy_row(row, &input, routing.token(row), *plain) };
                 });
             }
             // SAFETY: the caller guarantees this.
@@ -207,7 +222,13 @@ impl Forward<'_> {
         let mean = (self.batch.tokens() * routing.chosen).div_ceil(groups.max(1));
         // All experts have the same parts.
         let chunks = matrices.first().map_or(0, |matrix| product::chunks(matrix, mean));
-        worker.share(groups * chunks, |piece| {
+        // SAFETY: as above.
+        let shrink = unsafe { self.shrink_pieces(op.shrink, scratch) };
+        worker.share(groups * chunks + shrink, |piece| {
+            if let Some(piece) = piece.checked_sub(groups * chunks) {
+                // SAFETY: as above; the piece is taken by one thread.
+                return unsafe { self.shrink(op.shrink, piece, scratch) };
+            }
             // SAFETY: as above.
             let Group { expert, rows } = unsafe { routing.group(piece / chunks) };
             let bias = op.bias.as_ref().map(|bias| &bias[expert * out.cols..][..out.cols]);

@@ -15,13 +15,13 @@ use crate::attention::{Attention, Run};
 use crate::experts::Routing;
 use crate::kv::{BLOCK, KvCache, KvDtype, LayerCache};
 use crate::loaded::Loaded;
-use crate::lora::{self, Adapter, LoraScratch};
+use crate::lora::{Adapter, LoraScratch};
 use crate::media::{MediaCache, MediaRows};
 use crate::memory::{Lines, Shared};
 use crate::plan::{Attended, HeadNorm, Norm, Plan, Product, Projected, Stage, prepares_by_head};
 use crate::pool::{Pool, Worker};
 use crate::product::{self, Epilogue};
-use crate::rows::{self, CodedRow, LANES};
+use crate::rows::{self, CodedRow};
 use crate::weights::Matrix;
 
 /// Number of columns of a gated activation in a piece of work; whole groups.
@@ -127,7 +127,7 @@ impl Scratch {
             self.largest = Some(Shared::new(&mut self.tops));
         }
         if !forward.adapters.is_empty() {
-            self.lora.set_up(batch, || forward.shrunk_width());
+            self.lora.set_up(forward);
         }
         kv.share(&mut self.caches);
     }
@@ -199,15 +199,6 @@ impl Forward<'_> {
         let Memory { activations, kv, media, scratch } = memory;
         scratch.set_up(self, activations, kv, media);
         scratch
-    }
-
-    /// Returns the largest number of partial sums of an adapter's products with A.
-    fn shrunk_width(&self) -> usize {
-        let products = self.plan.stages.iter().filter_map(|stage| match stage {
-            Stage::Product(op) => Some((op.site?, self.plan.buffers[op.input.0].cols)),
-            _ => None,
-        });
-        products.map(|(site, inputs)| lora::pieces(inputs) * self.panels(site) * LANES).max().unwrap_or(0)
     }
 
     /// Returns the number of rows of a buffer in this step.
@@ -385,13 +376,14 @@ impl Forward<'_> {
         let (input, out) = (scratch.rows[op.input.0], scratch.rows[op.out.0]);
         let largest = op.is_head.then(|| scratch.largest.expect("room was made for the head's"));
         let product = product::Product { rows, epilogue, largest, ..product::Product::new(matrix, input, out) };
-        let (pieces, shrink) = (product.pieces(), self.shrink_pieces(op, scratch));
+        // SAFETY: the caller guarantees this.
+        let (pieces, shrink) = (product.pieces(), unsafe { self.shrink_pieces(op.shrink, scratch) });
         worker.share(pieces + shrink, |piece| {
             // SAFETY: the caller guarantees this; each piece is taken by one thread.
             unsafe {
                 match piece.checked_sub(pieces) {
                     None => product.run(self.isa, piece),
-                    Some(piece) => self.shrink(op, piece, scratch),
+                    Some(piece) => self.shrink(op.shrink, piece, scratch),
                 }
             }
         });

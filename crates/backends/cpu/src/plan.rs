@@ -1,5 +1,7 @@
 //! A program in the form in which this backend runs it.
 
+use std::ops::Range;
+
 use octavo_ops::{
     Act, BackendError, Buffer, BufferId, Element, Embed, EmbedTaps, ExpertLinear, GateRows, Glu, HeadLinear, HeadShape,
     InjectRows, KvPlace, LatentPost, Logits, Lora, LoraInput, MergeRows, NormKind, NormOp, Op, PoolRows, Program,
@@ -11,7 +13,7 @@ use crate::attention::task_tokens;
 use crate::experts::{self, ExpertProduct};
 use crate::latent;
 use crate::loaded::Loaded;
-use crate::lora::Expand;
+use crate::lora::{Expand, Place, Shrink};
 use crate::rows::GROUP;
 use crate::weights::PanelKind;
 use crate::{Isa, NAME};
@@ -75,8 +77,8 @@ pub(crate) struct Product {
     pub(crate) input: BufferId,
     pub(crate) add: Option<BufferId>,
     pub(crate) out: BufferId,
-    /// Site of the product, if adapters add to it.
-    pub(crate) site: Option<SiteId>,
+    /// Products of adapters that run beside it.
+    pub(crate) shrink: Option<Shrink>,
 }
 
 pub(crate) struct Projected {
@@ -200,7 +202,7 @@ impl Planner<'_> {
                     input: op.input,
                     add: op.add,
                     out: op.out,
-                    site: None,
+                    shrink: None,
                 })
             }
             Op::Logits(op) => Stage::Product(self.logits(op)),
@@ -250,19 +252,41 @@ impl Planner<'_> {
         })
     }
 
-    /// Gives the product before it the site of an adapter. Returns the stage after the product.
+    /// Lets the product before it run the products with A. Returns the stage after the product.
     fn expand(&mut self, op: &Lora) -> Expand {
+        let (input, place) = match op.input {
+            LoraInput::Rows(input) if self.program.buffers[op.out.0].rows == Rows::Sampled => {
+                (Some(input), Place::Sampled)
+            }
+            LoraInput::Rows(input) => (Some(input), Place::Tokens),
+            LoraInput::Tokens => (None, Place::Tokens),
+            LoraInput::Experts { input, routing } => {
+                let by_token = self.program.buffers[input.0].rows == Rows::Tokens;
+                (Some(input), Place::Experts { routing, by_token })
+            }
+        };
+        let shrink = input.map(|input| Shrink { site: op.site, input, place });
         let mut head = None;
-        if let Some(Stage::Product(product)) = self.plan.stages.last_mut().filter(|_| op.input != LoraInput::Tokens) {
-            product.site = Some(op.site);
-            head = product.is_head.then_some(product.weight);
+        match self.plan.stages.last_mut() {
+            Some(Stage::Product(product)) if shrink.is_some() => {
+                product.shrink = shrink;
+                head = product.is_head.then_some(product.weight);
+            }
+            Some(Stage::Experts(experts::Stage::Product(product))) => product.shrink = shrink,
+            _ => {}
         }
-        let mut parts: Vec<std::ops::Range<usize>> = Vec::new();
-        for [outputs, _] in self.program.site_parts(op.site) {
+        let parts = self.site_outputs(op.site);
+        Expand { site: op.site, input, place, scale: op.scale, out: op.out, head, parts }
+    }
+
+    /// Returns the outputs of each part of a site's weight, or of one of its experts.
+    fn site_outputs(&self, site: SiteId) -> Vec<Range<usize>> {
+        let mut parts: Vec<Range<usize>> = Vec::new();
+        for [outputs, _] in self.program.site_parts(site).into_iter().take(self.program.parts_each(site)) {
             let first = parts.last().map_or(0, |part| part.end);
             parts.push(first..first + outputs);
         }
-        Expand { site: op.site, input: op.input, scale: op.scale, out: op.out, head, parts }
+        parts
     }
 
     fn attention(&mut self, op: Attended) -> Stage {
@@ -301,7 +325,7 @@ impl Planner<'_> {
             input: op.input,
             add: None,
             out: op.out,
-            site: None,
+            shrink: None,
         }
     }
 
@@ -320,6 +344,7 @@ impl Planner<'_> {
     fn route(&mut self, op: &Route) -> experts::Stage {
         let count = self.weights[op.weight.0].factor().rows();
         let logits = self.buffer("router", Rows::Tokens, count, Forms::default());
+        let shrink = op.site.map(|site| Shrink { site, input: op.input, place: Place::Tokens });
         self.plan.stages.push(Stage::Product(Product {
             is_head: false,
             weight: op.weight,
@@ -329,8 +354,13 @@ impl Planner<'_> {
             input: op.input,
             add: None,
             out: logits,
-            site: None,
+            shrink,
         }));
+        if let Some(Shrink { site, input, place }) = shrink {
+            let parts = self.site_outputs(site);
+            let expand = Expand { site, input: Some(input), place, scale: 1.0, out: logits, head: None, parts };
+            self.plan.stages.push(Stage::Expand(expand));
+        }
         let correction = op.correction.map(|id| self.vector(id, false)).unwrap_or_default();
         self.plan.stages.push(Stage::Experts(experts::Stage::Choose { op: op.clone(), logits, correction }));
         experts::Stage::Sort { routing: op.out, experts: count }
@@ -350,7 +380,7 @@ impl Planner<'_> {
         }
         let (weight, routing, out) = (op.weight, op.routing, op.out);
         let bias = op.bias.map(|id| self.vector(id, false));
-        experts::Stage::Product(ExpertProduct { weight, bias, input, routing, out })
+        experts::Stage::Product(ExpertProduct { weight, bias, input, routing, out, shrink: None })
     }
 
     /// Appends the stage that puts the inputs of each head into rows of their own. Returns the product.

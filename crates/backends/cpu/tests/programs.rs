@@ -128,6 +128,19 @@ proptest! {
     }
 
     #[test]
+    fn experts_with_adapters_are_near_the_naive_ones(
+        model in models_with_experts().prop_filter("too few columns", |model| model.hidden >= 8),
+        tokens in 1usize..20,
+    ) {
+        each_case(CpuConfig::default(), |suite| suite.near_adapted(&model, tokens, Rounding::BF16, 4.0))?;
+    }
+
+    #[test]
+    fn bits_of_experts_do_not_depend_on_adapters_of_others(model in models_with_experts(), seed in any::<u64>()) {
+        each_case(CpuConfig::default(), |suite| suite.same_bits_adapted(&model, seed))?;
+    }
+
+    #[test]
     fn latents_are_near_the_naive_ones(
         model in models_with_latents().prop_filter("too few columns", |model| model.hidden >= 8),
         tokens in 1usize..50,

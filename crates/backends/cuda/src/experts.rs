@@ -14,6 +14,7 @@ use crate::arena::{Plan, Region};
 use crate::build::{Instances, KernelId};
 use crate::forward::{Machine, Step, some};
 use crate::linear::Setting;
+use crate::lora::LoraStage;
 use crate::lower::{Lowering, Stage};
 use crate::unsupported;
 use crate::weights::Part;
@@ -124,16 +125,23 @@ impl ExpertPart {
     }
 }
 
+/// The choice of experts.
+#[derive(Clone, Debug)]
+pub(crate) struct RouteStage {
+    route: KernelId,
+    params: RouteParams,
+    sort: KernelId,
+    sorted: SortExpertsParams,
+    tiling: Tiling,
+    routing: BufferId,
+    /// Adds to the logits, and the kernel that divides pairs for adapters.
+    lora: Option<(LoraStage, KernelId)>,
+}
+
 /// An op of a mixture of experts with its kernels and all parameters that are constant.
 #[derive(Clone, Debug)]
 pub(crate) enum ExpertStage {
-    Route {
-        route: KernelId,
-        params: RouteParams,
-        sort: KernelId,
-        sorted: SortExpertsParams,
-        tiling: Tiling,
-    },
+    Route(Box<RouteStage>),
     /// A product for each part of the experts' weights.
     Linear {
         parts: Vec<ExpertPart>,
@@ -169,6 +177,7 @@ impl Lowering<'_> {
             weight: self.vector(op.weight),
             bias: op.bias.map_or(0, |id| self.vector(id)),
             correction: op.correction.map_or(0, |id| self.vector(id)),
+            deltas: 0,
             picked,
             weights: self.arena.at(at.weights),
             tokens: 0,
@@ -188,7 +197,9 @@ impl Lowering<'_> {
         let tiling = Tiling::new(experts as u32, &self.setting);
         let route = self.instances.id(manifest::route(self.setting.dtype));
         let sort = self.instances.id(manifest::sort_experts());
-        Ok(Stage::Experts(ExpertStage::Route { route, params, sort, sorted, tiling }))
+        let lora = self.router_lora(op).map(|stage| (stage, self.instances.id(manifest::lora_pairs())));
+        let stage = RouteStage { route, params, sort, sorted, tiling, routing: op.out, lora };
+        Ok(Stage::Experts(ExpertStage::Route(Box::new(stage))))
     }
 
     pub(crate) fn expert_linear(&mut self, op: &ExpertLinear) -> Stage {
@@ -248,13 +259,7 @@ impl Machine {
     pub(crate) fn experts(&self, stage: &ExpertStage, step: &Step<'_>) -> Result<(), BackendError> {
         let tokens = step.rows(Rows::Tokens);
         match stage {
-            ExpertStage::Route { route, params, sort, sorted, tiling } => some(tokens, || {
-                let params = RouteParams { tokens, ..*params };
-                self.launch(*route, params.grid(), &params)?;
-                let pairs = tokens * params.chosen;
-                let sorted = SortExpertsParams { pairs, tile_rows: tiling.tiles(pairs).rows(), ..*sorted };
-                self.launch(*sort, [1; 3], &sorted)
-            }),
+            ExpertStage::Route(stage) => some(tokens, || self.route(stage, step)),
             ExpertStage::Linear { parts, chosen, tiling } => some(tokens, || {
                 let pairs = tokens * chosen;
                 let tiles = tiling.tiles(pairs);
@@ -271,6 +276,24 @@ impl Machine {
                 let params = GateRowsParams { rows: step.rows(*rows), ..*params };
                 some(params.rows, || self.launch(*kernel, params.grid(), &params))
             }
+        }
+    }
+
+    /// Chooses the experts of each token and orders the pairs.
+    fn route(&self, stage: &RouteStage, step: &Step<'_>) -> Result<(), BackendError> {
+        let tokens = step.rows(Rows::Tokens);
+        let deltas = match &stage.lora {
+            Some((lora, _)) => self.router_lora(lora, step)?,
+            None => 0,
+        };
+        let params = RouteParams { tokens, deltas, ..stage.params };
+        self.launch(stage.route, params.grid(), &params)?;
+        let pairs = tokens * params.chosen;
+        let sorted = SortExpertsParams { pairs, tile_rows: stage.tiling.tiles(pairs).rows(), ..stage.sorted };
+        self.launch(stage.sort, [1; 3], &sorted)?;
+        match &stage.lora {
+            Some((_, pairs)) => self.lora_pairs(*pairs, (stage.routing, params.picked), step),
+            None => Ok(()),
         }
     }
 }

@@ -9,7 +9,7 @@ use super::AdapterError;
 use crate::config::{ConfigError, Fields};
 
 /// Settings that must be missing, `null`, `false` or empty, because they change what an adapter means.
-const UNSUPPORTED: [&str; 15] = [
+const UNSUPPORTED: [&str; 14] = [
     "use_dora",
     "modules_to_save",
     "lora_bias",
@@ -18,7 +18,6 @@ const UNSUPPORTED: [&str; 15] = [
     "layer_replication",
     "use_bdlora",
     "use_qalora",
-    "target_parameters",
     "trainable_token_indices",
     "ensure_weight_tying",
     "arrow_config",
@@ -116,8 +115,11 @@ fn patterns(fields: &Fields<'_>, key: &str) -> Result<Patterns, ConfigError> {
     found.entries().map(entry).collect()
 }
 
+/// Returns the value of a module, or of its only parameter.
 fn matching(patterns: &Patterns, module: &str) -> Option<f64> {
-    patterns.iter().find(|(pattern, _)| pattern.is_match(module)).map(|(_, value)| *value)
+    let parameter = format!("{module}.weight");
+    let matches = |pattern: &Regex| pattern.is_match(module) || pattern.is_match(&parameter);
+    patterns.iter().find(|(pattern, _)| matches(pattern)).map(|(_, value)| *value)
 }
 
 #[cfg(test)]
@@ -139,7 +141,7 @@ mod tests {
         let rooted = read(json!({"use_rslora": true, "r": 16, "lora_alpha": 8})).unwrap();
         assert_eq!(rooted.scaling("x"), 2.0);
         let by_pattern = read(json!({
-            "rank_pattern": {"layers\\.0\\..*q_proj": 4, "q_proj": 2}, "alpha_pattern": {"v_proj": 32.0},
+            "rank_pattern": {"layers\\.0\\..*q_proj": 4, "q_proj": 2, "gate.weight": 3}, "alpha_pattern": {"v_proj": 32.0},
         }));
         let by_pattern = by_pattern.unwrap();
         let of = |module| (by_pattern.rank(module), by_pattern.scaling(module));
@@ -147,6 +149,7 @@ mod tests {
         assert_eq!(of("model.layers.1.self_attn.q_proj"), (2, 8.0));
         assert_eq!(of("model.layers.1.self_attn.v_proj"), (8, 4.0));
         assert_eq!(of("model.layers.1.self_attn.kq_proj"), (8, 2.0), "not after a dot");
+        assert_eq!(of("model.layers.1.mlp.gate").0, 3, "the parameter of the module");
     }
 
     #[test]
@@ -157,7 +160,6 @@ mod tests {
             (json!({"modules_to_save": ["lm_head"]}), "'modules_to_save': [\\\"lm_head\\\"]"),
             (json!({"bias": "all"}), "'bias': all"),
             (json!({"init_lora_weights": "pissa_niter_4"}), "'init_lora_weights': pissa_niter_4"),
-            (json!({"target_parameters": ["mlp.experts"]}), "'target_parameters'"),
             (json!({"rank_pattern": {"(": 4}}), "'rank_pattern'"),
             (json!({"alpha_pattern": {"a": 0}}), "'alpha_pattern'"),
             (json!({"r": -1}), "'r'"),
@@ -166,8 +168,7 @@ mod tests {
             let error = read(settings.clone()).unwrap_err();
             assert!(error.contains(part), "{settings}: {error}");
         }
-        let fine =
-            json!({"use_dora": false, "modules_to_save": null, "layer_replication": [], "init_lora_weights": true});
+        let fine = json!({"target_parameters": ["mlp.experts.down_proj"], "use_dora": false, "modules_to_save": null, "layer_replication": [], "init_lora_weights": true});
         assert!(read(fine).is_ok());
     }
 }

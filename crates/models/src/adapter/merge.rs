@@ -11,6 +11,7 @@ use octavo_ops::{WeightError, WeightSource};
 use safetensors::{Dtype, View, serialize_to_file};
 use serde_json::{Map, Value, json};
 
+use super::experts::{self, ExpertLayout, Outputs, Slab};
 use super::{Adapter, AdapterError, Delta};
 use crate::checkpoint::{
     Checkpoint, CheckpointError, Format, INDEX, QUANTISATION, is_side_file, other_names, read_object,
@@ -64,7 +65,8 @@ pub fn merge(options: MergeOptions<'_>, progress: &dyn Progress) -> Result<Merge
             base.path().display()
         )));
     }
-    let adapter = Adapter::open(options.adapter)?;
+    let mut adapter = Adapter::open(options.adapter)?;
+    adapter.split(&ExpertLayout::new(base.config(), base.format()))?;
     let plan = Plan::new(&base, &adapter)?;
     let partial = Partial::create(options.output)?;
     let bytes = plan.tensors.values().map(|tensor| tensor.bytes() as u64).sum();
@@ -96,7 +98,17 @@ struct Target<'a> {
     source: Source,
     shape: Vec<usize>,
     dtype: Dtype,
-    delta: Option<&'a Delta>,
+    /// What is added to the matrices of the tensor, by the index of the matrix; empty if nothing is.
+    changes: Vec<Vec<Change<'a>>>,
+}
+
+/// What is added to a matrix.
+struct Change<'a> {
+    delta: &'a Delta,
+    /// The outputs of the delta, among those of the matrix.
+    outputs: Outputs,
+    /// Whether the matrix is inputs by outputs.
+    by_inputs: bool,
 }
 
 /// Where a tensor's values are.
@@ -137,21 +149,25 @@ impl<'a> Plan<'a> {
                 Some(module) => {
                     let weight = format!("{module}.weight");
                     let (_, shape) = base.describe(&weight, &[])?;
-                    (weight, Target { source: Source::Module, shape, dtype: element, delta: None })
+                    (weight, Target { source: Source::Module, shape, dtype: element, changes: Vec::new() })
                 }
                 None => {
                     let stored = base.stored(name).ok_or_else(unknown)?;
                     let dtype = serde_json::from_value(stored.dtype.into()).map_err(|_| unknown())?;
                     let (source, shape) = (Source::Stored(name.to_owned()), stored.shape.to_vec());
-                    (name.to_owned(), Target { source, shape, dtype, delta: None })
+                    (name.to_owned(), Target { source, shape, dtype, changes: Vec::new() })
                 }
             };
             if plan.tensors.insert(name.clone(), target).is_none() {
                 plan.files.entry(file.to_owned()).or_default().insert(name);
             }
         }
+        let stored = experts::stored(base.config());
         for (module, delta) in &adapter.deltas {
-            plan.add(adapter, module, delta)?;
+            match stored.get(module) {
+                Some(weight) => plan.change(adapter, &weight.tensor, weight.slab, delta)?,
+                None => plan.add(adapter, module, delta)?,
+            }
         }
         Ok(plan)
     }
@@ -165,12 +181,22 @@ impl<'a> Plan<'a> {
         if !self.tensors.contains_key(&head) && (name == head || name == embedding) {
             self.untie(&head, &embedding);
         }
-        let stored = std::iter::once(Cow::from(&name)).chain(other_names(&name));
+        self.change(adapter, &name, Slab::WHOLE, delta)
+    }
+
+    /// Adds a delta to a matrix of a tensor.
+    fn change(&mut self, adapter: &Adapter, name: &str, slab: Slab, delta: &'a Delta) -> Result<(), AdapterError> {
+        let stored = std::iter::once(Cow::from(name)).chain(other_names(name));
         let stored = stored.into_iter().find(|name| self.tensors.contains_key(&**name));
         let Some(target) = stored.and_then(|name| self.tensors.get_mut(&*name)) else {
             return Err(adapter.unfit(format!("the model has no weight '{}'", name.escape_debug())));
         };
-        if target.shape != [delta.rows, delta.cols] {
+        let rows = delta.rows * slab.outputs.parts();
+        let (size, wanted) = match slab.by_inputs {
+            true => ([delta.cols, rows], [slab.count, delta.cols, rows]),
+            false => ([rows, delta.cols], [slab.count, rows, delta.cols]),
+        };
+        if target.shape != wanted && (slab.count > 1 || target.shape != size) {
             return Err(adapter.unfit(format!(
                 "its delta of '{}' is {} x {}, but the weight has the shape {:?}",
                 name.escape_debug(),
@@ -182,7 +208,8 @@ impl<'a> Plan<'a> {
         if !matches!(target.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
             return Err(adapter.unfit(format!("the weight '{}' has no floating-point elements", name.escape_debug())));
         }
-        target.delta = Some(delta);
+        target.changes.resize_with(slab.count, Vec::new);
+        target.changes[slab.index].push(Change { delta, outputs: slab.outputs, by_inputs: slab.by_inputs });
         Ok(())
     }
 
@@ -195,7 +222,7 @@ impl<'a> Plan<'a> {
             Source::Stored(name) => Source::Stored(name.clone()),
             Source::Module => return,
         };
-        let copy = Target { source, shape: table.shape.clone(), dtype: table.dtype, delta: None };
+        let copy = Target { source, shape: table.shape.clone(), dtype: table.dtype, changes: Vec::new() };
         self.tensors.insert(head.to_owned(), copy);
         self.is_untied = true;
     }
@@ -236,6 +263,16 @@ impl Target<'_> {
     }
 }
 
+impl Change<'_> {
+    /// Adds the change of a row of the matrix.
+    fn add_row(&self, row: usize, sums: &mut Vec<f32>, weights: &mut [f32]) {
+        match self.by_inputs {
+            true => self.delta.add_column(row, self.outputs.of(weights.len()), weights),
+            false => self.delta.add_row(row, sums, weights),
+        }
+    }
+}
+
 /// A tensor that is computed when it is written.
 struct Lazy<'a> {
     name: &'a str,
@@ -271,14 +308,14 @@ impl View for Lazy<'_> {
 
 impl Lazy<'_> {
     fn read(&self) -> Result<Cow<'_, [u8]>, WeightError> {
-        let Target { source, delta, dtype, .. } = self.target;
-        let tensor = match (source, delta) {
-            (Source::Stored(name), None) => {
+        let Target { source, changes, dtype, .. } = self.target;
+        let tensor = match source {
+            Source::Stored(name) if changes.is_empty() => {
                 let bytes = self.base.stored(name).map(|stored| stored.bytes);
                 return bytes.map(Cow::Borrowed).ok_or_else(|| WeightError::Missing(name.clone()));
             }
-            (Source::Stored(name), Some(_)) => self.base.tensor(name)?,
-            (Source::Module, _) => self.base.tensor(self.name)?,
+            Source::Stored(name) => self.base.tensor(name)?,
+            Source::Module => self.base.tensor(self.name)?,
         };
         let unreadable = || WeightError::Invalid {
             name: self.name.to_owned(),
@@ -290,16 +327,17 @@ impl Lazy<'_> {
         let mut out = vec![0; self.data_len()];
         let to = cols * dtype.bitsize() / 8;
         let rows = out.len() / to;
+        let of_matrix = rows / changes.len().max(1);
         let each = rows.div_ceil(std::thread::available_parallelism().map_or(1, usize::from)).max(1);
         std::thread::scope(|scope| {
             for (chunk, (out, bytes)) in out.chunks_mut(each * to).zip(tensor.bytes.chunks(each * from)).enumerate() {
                 scope.spawn(move || {
-                    let mut values = vec![0.0; cols];
+                    let (mut values, mut sums) = (vec![0.0; cols], Vec::new());
                     for (row, (out, bytes)) in out.chunks_exact_mut(to).zip(bytes.chunks_exact(from)).enumerate() {
                         decode(bytes, &mut values);
-                        if let Some(delta) = delta {
-                            delta.add_row(chunk * each + row, &mut values);
-                        }
+                        let row = chunk * each + row;
+                        let changes = changes.get(row / of_matrix.max(1)).into_iter().flatten();
+                        changes.for_each(|change| change.add_row(row % of_matrix, &mut sums, &mut values));
                         encode(&values, *dtype, out);
                     }
                 });

@@ -2,9 +2,11 @@
 //!
 //! An adapter is a folder with `adapter_config.json` and `adapter_model.safetensors`. For a module `P` of the model it has
 //! matrices A `[rank, inputs]` and B `[outputs, rank]`, and the module computes `W x + s · B (A x)` (Hu et al. 2021). For an
-//! embedding, A is `[rank, tokens]` and the rows of the table gain `s · (B A)ᵀ`.
+//! embedding, A is `[rank, tokens]` and the rows of the table gain `s · (B A)ᵀ`. A parameter with the matrices of all experts
+//! of a layer has an A and a B for each of them.
 
 mod config;
+mod experts;
 mod merge;
 mod served;
 
@@ -21,6 +23,7 @@ pub use served::{AdapterTargets, ServedAdapter};
 use crate::checkpoint::{CheckpointError, Shards, read_object};
 use crate::config::ConfigError;
 use config::AdapterConfig;
+use experts::{ExpertLayout, Stack, canonical, is_stack};
 
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
@@ -92,8 +95,11 @@ struct Adapter {
     path: PathBuf,
     /// Name of the model for which it was trained.
     base: Option<String>,
-    /// By the module's name.
+    config: AdapterConfig,
+    /// By the module's canonical name.
     deltas: BTreeMap<String, Delta>,
+    /// By the module's name.
+    stacks: BTreeMap<String, Stack>,
 }
 
 /// Names of the tensors of a module.
@@ -113,16 +119,35 @@ impl Adapter {
         let path = folder.join(WEIGHTS);
         let unfit = |reason: String| AdapterError::Unfit { path: path.clone(), reason };
         let shards = Shards::open_file(&path)?;
-        let mut deltas = BTreeMap::new();
+        let (mut deltas, mut stacks) = (BTreeMap::new(), BTreeMap::new());
         for (module, tensors) in modules(&shards).map_err(unfit)? {
+            if is_stack(&module) {
+                let stack = Stack::read(&shards, &module, &tensors).map_err(unfit)?;
+                stacks.insert(module, stack);
+                continue;
+            }
             let delta = Delta::read(&shards, &config, &module, &tensors).map_err(unfit)?;
-            deltas.insert(module, delta);
+            if deltas.insert(canonical(&module), delta).is_some() {
+                return Err(unfit(format!("it has the module '{}' under two names", module.escape_debug())));
+            }
         }
-        if deltas.is_empty() {
+        if deltas.is_empty() && stacks.is_empty() {
             return Err(unfit("it has no tensors of LoRA".into()));
         }
         let base = object.get("base_model_name_or_path").and_then(Value::as_str).map(str::to_owned);
-        Ok(Self { path: folder.to_owned(), base, deltas })
+        Ok(Self { path: folder.to_owned(), base, config, deltas, stacks })
+    }
+
+    /// Divides what belongs to all experts of a layer into the deltas of each.
+    fn split(&mut self, layout: &ExpertLayout) -> Result<(), AdapterError> {
+        for (module, stack) in std::mem::take(&mut self.stacks) {
+            for (name, delta) in layout.split(&self.config, &module, &stack).map_err(|reason| self.unfit(reason))? {
+                if self.deltas.insert(name, delta).is_some() {
+                    return Err(self.unfit(format!("it has the experts of '{}' twice", module.escape_debug())));
+                }
+            }
+        }
+        Ok(())
     }
 
     fn unfit(&self, reason: String) -> AdapterError {
@@ -171,11 +196,31 @@ fn modules(shards: &Shards) -> Result<BTreeMap<String, Tensors>, String> {
     Ok(modules)
 }
 
+impl Tensors {
+    /// Returns the names of A and B.
+    fn both(&self, module: &str) -> Result<(&str, &str), String> {
+        match (&self.a, &self.b) {
+            (Some(a), Some(b)) => Ok((a, b)),
+            _ => Err(format!("the module '{}' has one of the tensors A and B only", module.escape_debug())),
+        }
+    }
+}
+
+impl Stack {
+    fn read(shards: &Shards, module: &str, tensors: &Tensors) -> Result<Self, String> {
+        let (a, b) = tensors.both(module)?;
+        let ([ranks, cols], a) = matrix(shards, a)?;
+        let ([rows, other], b) = matrix(shards, b)?;
+        if ranks != other || ranks == 0 || tensors.is_embedding {
+            return Err(format!("the tensors of '{}' have {ranks} and {other} ranks", module.escape_debug()));
+        }
+        Ok(Self { rows, cols, ranks, a, b })
+    }
+}
+
 impl Delta {
     fn read(shards: &Shards, config: &AdapterConfig, module: &str, tensors: &Tensors) -> Result<Self, String> {
-        let (Some(a), Some(b)) = (&tensors.a, &tensors.b) else {
-            return Err(format!("the module '{}' has one of the tensors A and B only", module.escape_debug()));
-        };
+        let (a, b) = tensors.both(module)?;
         let ([rank, cols], mut first) = matrix(shards, a)?;
         let ([rows, other], mut second) = matrix(shards, b)?;
         if rank != other || rank != config.rank(module) || !(1..=MAX_RANK).contains(&rank) {
@@ -194,11 +239,22 @@ impl Delta {
         Ok(Self { rows, cols, rank, scaling, a: first, b: second })
     }
 
-    /// Adds the delta of a row to the weights of that row.
-    fn add_row(&self, row: usize, weights: &mut [f32]) {
+    /// Adds the delta of a row to the weights of that row, as PEFT does: the product is complete before it is added. `sums` is
+    /// memory for it.
+    fn add_row(&self, row: usize, sums: &mut Vec<f32>, weights: &mut [f32]) {
+        sums.clear();
+        sums.resize(weights.len(), 0.0);
         for (b, a) in self.b[row * self.rank..][..self.rank].iter().zip(self.a.chunks_exact(self.cols.max(1))) {
-            let factor = self.scaling * b;
-            weights.iter_mut().zip(a).for_each(|(weight, a)| *weight += factor * a);
+            sums.iter_mut().zip(a).for_each(|(sum, a)| *sum += b * a);
+        }
+        weights.iter_mut().zip(sums).for_each(|(weight, sum)| *weight += self.scaling * *sum);
+    }
+
+    /// Adds the delta of an input to the weights of that input, which are those at `outputs`.
+    fn add_column(&self, input: usize, outputs: impl Iterator<Item = usize>, weights: &mut [f32]) {
+        for (at, b) in outputs.zip(self.b.chunks_exact(self.rank.max(1))) {
+            let sum: f32 = b.iter().enumerate().map(|(j, b)| b * self.a[j * self.cols + input]).sum();
+            weights[at] += self.scaling * sum;
         }
     }
 }

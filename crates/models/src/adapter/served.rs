@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 
 use octavo_ops::{AdapterSource, LoraMatrices, Program, RopeStyle, SiteId, SiteKind};
 
+use super::experts::{self, ExpertLayout};
 use super::{Adapter, AdapterError, Delta, transposed};
 use crate::checkpoint::{Checkpoint, Format, other_names};
 use crate::config::ModelConfig;
-use crate::program::names::Role;
+use crate::program::names::{EXPERT, Role};
 
-/// Roles in the layers whose weights adapters can change.
-const ROLES: [Role; 16] = [
+/// Roles in the layers whose weights adapters can change, without experts.
+const ROLES: [Role; 17] = [
     Role::Q,
     Role::K,
     Role::V,
@@ -29,14 +30,17 @@ const ROLES: [Role; 16] = [
     Role::SharedGate,
     Role::SharedUp,
     Role::SharedDown,
+    Role::Router,
 ];
 
-/// The weights of a program to which adapters can add, by the names that modules have in Hugging Face checkpoints.
+/// Roles of the weights of experts.
+const EXPERT_ROLES: [Role; 4] = [Role::ExpertGate, Role::ExpertUp, Role::ExpertGateUp, Role::ExpertDown];
+
+/// The weights of a program to which adapters can add, by the canonical names of their modules.
 #[derive(Clone, Debug)]
 pub struct AdapterTargets {
     modules: HashMap<String, Target>,
-    /// Names of the modules whose weights exist but are no part of a plain product.
-    others: Vec<String>,
+    experts: ExpertLayout,
 }
 
 /// Place of a module's matrices.
@@ -73,43 +77,51 @@ impl AdapterTargets {
     pub fn new(checkpoint: &Checkpoint, program: &Program) -> Self {
         let (config, format) = (checkpoint.config(), checkpoint.format());
         let names = &config.family.names;
-        let module = |role, layer| without_ending(names.weight(Format::HuggingFace, role, layer));
-        // The module of each tensor, with its role and layer.
+        let module = |role, layer| match role {
+            Role::Router => experts::router(names, layer),
+            _ => without_ending(names.weight(Format::HuggingFace, role, layer)),
+        };
+        // Role and layer of each tensor; of those of experts, that of the first.
         let mut known = HashMap::new();
         for layer in 0..config.layers.len() {
             // GGUF files have one name for up and for the rows of both.
             let absent = if names.fused { Role::Up } else { Role::GateUp };
-            for role in ROLES.into_iter().filter(|role| *role != absent) {
-                known.insert(names.weight(format, role, layer), (module(role, layer), role, layer));
+            for role in ROLES.into_iter().filter(|role| *role != absent).chain(EXPERT_ROLES) {
+                known.insert(names.weight(format, role, layer).replace(EXPERT, "0"), (role, layer));
             }
         }
         let mut modules = HashMap::new();
         for (index, site) in program.sites.iter().enumerate() {
             let (id, weight) = (SiteId(index), &program.weights[site.weight.0]);
-            let sizes = program.site_parts(id);
+            let (sizes, each) = (program.site_parts(id), program.parts_each(id));
             let mut add = |module, part: usize, permuted| {
                 let (site_id, kind, size) = (id, site.kind, sizes[part]);
                 modules.insert(module, Target { site: site_id, part, kind, size, permuted });
             };
+            let parts = weight.parts.iter().take(each).enumerate();
+            let parts =
+                parts.filter_map(|(part, rows)| known.get(&rows.tensor).map(|(role, layer)| (part, *role, *layer)));
             match site.kind {
                 SiteKind::Embedding => add(module(Role::Embedding, 0), 0, None),
                 // The parts of a head are never modules of their own.
                 SiteKind::Head if sizes.len() == 1 => add(module(Role::Head, 0), 0, None),
                 SiteKind::Head => {}
-                SiteKind::Linear => {
-                    for (part, rows) in weight.parts.iter().enumerate() {
-                        if let Some((module, role, layer)) = known.get(&rows.tensor) {
-                            add(module.clone(), part, permuted_heads(config, format, *role, *layer));
+                SiteKind::Linear | SiteKind::Router => {
+                    for (part, role, layer) in parts {
+                        add(module(role, layer), part, permuted_heads(config, format, role, layer));
+                    }
+                }
+                SiteKind::Experts(count) => {
+                    for (part, role, layer) in parts {
+                        for expert in 0..count {
+                            let module = experts::expert(names, role, layer, expert);
+                            module.into_iter().for_each(|module| add(module, expert * each + part, None));
                         }
                     }
                 }
             }
         }
-        let all = (0..config.layers.len()).flat_map(|layer| {
-            let others = [Role::Router, Role::ExpertGate, Role::ExpertUp, Role::ExpertDown, Role::ExpertGateUp];
-            others.map(|role| module(role, layer))
-        });
-        Self { modules, others: all.collect() }
+        Self { modules, experts: ExpertLayout::new(config, format) }
     }
 
     /// Reads an adapter in PEFT's format.
@@ -119,13 +131,16 @@ impl AdapterTargets {
     /// `max_rank`.
     pub fn load(&self, folder: &Path, max_rank: usize) -> Result<ServedAdapter, AdapterError> {
         let mut adapter = Adapter::open(folder)?;
+        adapter.split(&self.experts)?;
         let mut matrices = HashMap::new();
         for (module, delta) in std::mem::take(&mut adapter.deltas) {
-            let target = self.target(&module).ok_or_else(|| adapter.unfit(self.reason(&module)))?;
             let shown = module.escape_debug();
+            let target = self
+                .target(&module)
+                .ok_or_else(|| adapter.unfit(format!("the model has no weight '{shown}' that adapters can change")))?;
             let found = match target.kind {
                 SiteKind::Embedding => [delta.cols, delta.rows],
-                SiteKind::Linear | SiteKind::Head => [delta.rows, delta.cols],
+                SiteKind::Linear | SiteKind::Head | SiteKind::Router | SiteKind::Experts(_) => [delta.rows, delta.cols],
             };
             if found != target.size {
                 let [rows, cols] = target.size;
@@ -150,19 +165,6 @@ impl AdapterTargets {
         let weight = format!("{module}.weight");
         let mut others = other_names(&weight).filter_map(|name| self.modules.get(name.strip_suffix(".weight")?));
         self.modules.get(module).or_else(|| others.next())
-    }
-
-    /// Returns why there is no target for a module.
-    fn reason(&self, module: &str) -> String {
-        let shown = module.escape_debug();
-        let is_expert = self.others.iter().any(|other| {
-            let stem = other.split(crate::program::names::EXPERT).next().unwrap_or(other);
-            module.starts_with(stem)
-        });
-        match is_expert {
-            true => format!("it changes '{shown}': adapters of experts and routers are not supported"),
-            false => format!("the model has no weight '{shown}' that adapters can change"),
-        }
     }
 }
 

@@ -21,6 +21,7 @@ pub(super) static FAMILY: Family = Family {
             (Role::MlpNorm, ("model.layers.{}.post_attention_layernorm", "blk.{}.post_attention_norm")),
             (Role::Router, ("model.layers.{}.mlp.router", "blk.{}.ffn_gate_inp")),
         ],
+        experts_in_turn: true,
         ..Names::DEFAULT
     },
     images: None,

@@ -112,7 +112,7 @@ impl Decoder<'_> {
             true => Some(self.vector(&block.label("router_correction"), Role::RouterCorrection, block.layer, count)?),
             false => None,
         };
-        let route = Route { weight, bias, correction, scores, groups, normalise, scale, input, out };
+        let route = Route { weight, bias, site: None, correction, scores, groups, normalise, scale, input, out };
         self.builder.push(Op::Route(route));
         Ok(())
     }

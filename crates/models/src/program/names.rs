@@ -157,11 +157,14 @@ pub(crate) struct Names {
     pub(crate) fused: bool,
     /// Whether gate and up of the experts are one tensor in safetensors files.
     pub(crate) fused_experts: bool,
+    /// Whether transformers has the outputs of an expert's gate and up in turn, in matrices of inputs by outputs.
+    pub(crate) experts_in_turn: bool,
 }
 
 impl Names {
     /// The names of most families.
-    pub(crate) const DEFAULT: Self = Self { prefix: "model.", others: &[], fused: false, fused_experts: false };
+    pub(crate) const DEFAULT: Self =
+        Self { prefix: "model.", others: &[], fused: false, fused_experts: false, experts_in_turn: false };
 
     /// Returns the name of a role's weight. Roles outside the layers ignore `layer`.
     pub(crate) fn weight(&self, format: Format, role: Role, layer: usize) -> String {

@@ -115,6 +115,7 @@ mod tests {
 
     fn route(scores: RouteScores) -> Route {
         Route {
+            site: None,
             weight: WeightId(0),
             bias: None,
             correction: None,

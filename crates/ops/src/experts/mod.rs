@@ -8,6 +8,7 @@ mod choice;
 
 pub use choice::ChoiceScratch;
 
+use crate::adapter::SiteId;
 use crate::program::{BufferId, WeightId};
 
 /// Function from a router's logits to the scores of the experts.
@@ -41,7 +42,7 @@ pub struct ExpertGroups {
 
 /// `input[T,H] → out[T,k]`: the experts of each token and their weights.
 ///
-/// The logits `input · weightᵀ (+ bias)` are in f32, as are the scores. The k experts with the largest scores (plus
+/// The logits `input · weightᵀ (+ bias)` are in f32, as are the scores. Adapters add to the logits at the site. The k experts with the largest scores (plus
 /// `correction`) are chosen; of equal ones, those with the lower index. The weight of a chosen expert is its score,
 /// without the correction, over the sum of the k scores if `normalise`, times `scale`.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,6 +51,8 @@ pub struct Route {
     pub weight: WeightId,
     /// Bias `[E]` of the logits.
     pub bias: Option<WeightId>,
+    /// Site of the weight, if adapters add to its product.
+    pub site: Option<SiteId>,
     /// Addend `[E]` of the scores that only the choice sees (DeepSeek-V3).
     pub correction: Option<WeightId>,
     /// Scores.

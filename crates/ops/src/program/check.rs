@@ -1,7 +1,7 @@
 //! The rules of a program: what its builder checks of each op and of the whole.
 
 use super::{Buffer, HeadShape, KvGroup, KvScales, ProgramBuilder, ProgramKind, Rows, Values, Weight, WeightId};
-use crate::{Act, EmbedIds, Glu, GluKind, KvPlace, Linear, Op, ProgramError, QkvPost, Rope};
+use crate::{Act, EmbedIds, Glu, GluKind, KvPlace, Linear, Lora, LoraInput, Op, ProgramError, QkvPost, Rope};
 
 impl ProgramBuilder {
     /// Checks that the program has the result of its kind.
@@ -185,6 +185,7 @@ impl ProgramBuilder {
             Op::Route(_) => (Some(Rows::Tokens), Rows::Tokens),
             // Their inputs have rows of several kinds, which `check_experts` checks.
             Op::ExpertLinear(op) => (None, self.routed(op.routing)),
+            Op::Lora(Lora { input: LoraInput::Experts { routing, .. }, .. }) => (None, self.routed(*routing)),
             Op::ExpertSum(_) => (None, Rows::Tokens),
             Op::Logits(_) | Op::Sample { .. } => (Some(Rows::Sampled), Rows::Sampled),
             Op::Norm(_) | Op::Linear(_) | Op::Lora(_) | Op::Glu(_) | Op::Act(_) | Op::GateRows(_) => {

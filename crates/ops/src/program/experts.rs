@@ -1,7 +1,7 @@
 //! The rules of the ops of a mixture of experts.
 
 use super::{BufferId, Element, ProgramBuilder, Rows, WeightId};
-use crate::{ExpertLinear, ExpertSum, Op, ProgramError, Route};
+use crate::{ExpertLinear, ExpertSum, Lora, LoraInput, Op, ProgramError, Route};
 
 impl ProgramBuilder {
     pub(super) fn route_rules(&self, r: &Route) -> Vec<(&'static str, usize, usize)> {
@@ -31,7 +31,9 @@ impl ProgramBuilder {
     pub(super) fn check_elements(&self, op: &Op) -> Result<(), ProgramError> {
         let routing = match op {
             Op::Route(op) => Some(op.out),
-            Op::ExpertLinear(ExpertLinear { routing, .. }) | Op::ExpertSum(ExpertSum { routing, .. }) => Some(*routing),
+            Op::ExpertLinear(ExpertLinear { routing, .. })
+            | Op::ExpertSum(ExpertSum { routing, .. })
+            | Op::Lora(Lora { input: LoraInput::Experts { routing, .. }, .. }) => Some(*routing),
             _ => None,
         };
         for id in op.inputs().into_iter().chain(op.outputs()) {

@@ -59,6 +59,43 @@ impl AdapterSource for TestAdapter {
     }
 }
 
+/// Input of a row to which an adapter adds.
+pub(super) enum AdaptedInput<'a> {
+    /// A token, which has a column of A.
+    Token(usize),
+    Values(&'a [f64]),
+}
+
+/// Adds `scale · s · B (A input)` to a row of outputs at a site, with the matrices for an expert if the site has experts.
+pub(super) fn add(
+    program: &Program,
+    adapter: &dyn AdapterSource,
+    (site, expert): (SiteId, usize),
+    input: &AdaptedInput<'_>,
+    scale: f32,
+    row: &mut [f64],
+) {
+    let (sizes, each) = (program.site_parts(site), program.parts_each(site));
+    let mut first = 0;
+    for (part, &[outputs, inputs]) in sizes.iter().enumerate().skip(expert * each).take(each) {
+        let columns = first..first + outputs;
+        first = columns.end;
+        let Some(LoraMatrices { rank, scaling, a, b }) = adapter.matrices(site, part) else { continue };
+        let shrunk = |j: usize| match input {
+            AdaptedInput::Token(token) => f64::from(a[token * rank + j]),
+            AdaptedInput::Values(values) => {
+                let weights = a[j * inputs..][..inputs].iter();
+                values.iter().zip(weights).map(|(x, a)| x * f64::from(*a)).sum()
+            }
+        };
+        let shrunk: Vec<f64> = (0..rank).map(shrunk).collect();
+        for (x, b) in row[columns].iter_mut().zip(b.chunks(rank)) {
+            let sum: f64 = shrunk.iter().zip(b).map(|(t, b)| t * f64::from(*b)).sum();
+            *x += f64::from(scale) * f64::from(scaling) * sum;
+        }
+    }
+}
+
 /// A program with adapters, in a backend.
 struct Adapted {
     program: Program,

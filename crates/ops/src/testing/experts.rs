@@ -73,6 +73,7 @@ impl Build<'_> {
         self.builder.push(Op::Route(Route {
             weight,
             bias,
+            site: None,
             correction,
             scores,
             groups,

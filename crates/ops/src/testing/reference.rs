@@ -1,12 +1,13 @@
 //! Exact results of every op, in the most literal f64.
 
+use super::adapters::{self, AdaptedInput};
 use super::attention::Attention;
 use super::{MemoryWeights, TestRng, TinyModel, experts, latent, position, seen_end};
 use crate::{
     AdapterSource, BufferId, Embed, EmbedIds, EmbedTaps, EncodeBatch, GluKind, InjectMode, InjectRows, InjectedRow,
-    KvPlace, LatentPost, Linear, Logits, Lora, LoraInput, LoraMatrices, MergeKind, NormKind, NormOp, Op,
-    PagedAttention, PoolKind, PoolRows, Program, QkvPost, Residual, Rope, RopeStyle, Route, SegmentAttention,
-    StepBatch, WeightError, WeightId, WeightSource,
+    KvPlace, LatentPost, Linear, Logits, Lora, LoraInput, MergeKind, NormKind, NormOp, Op, PagedAttention, PoolKind,
+    PoolRows, Program, QkvPost, Residual, Rope, RopeStyle, Route, SegmentAttention, StepBatch, WeightError, WeightId,
+    WeightSource,
 };
 
 pub(super) type Rows = Vec<Vec<f64>>;
@@ -323,7 +324,7 @@ impl Interpreter<'_> {
                 };
                 (op.out, self.buffer(op.out).iter().zip(self.buffer(op.gate)).map(gate).collect())
             }
-            Op::Route(op) => (op.out, self.route(op, cols(op.out))),
+            Op::Route(op) => (op.out, self.route(program, op)),
             Op::ExpertLinear(op) => {
                 let bias = op.bias.map(|id| self.vector(id)).unwrap_or_default();
                 let (input, routing) = (self.buffer(op.input), self.buffer(op.routing));
@@ -456,12 +457,18 @@ impl Interpreter<'_> {
         }
     }
 
-    fn route(&mut self, op: &Route, chosen: usize) -> Rows {
+    fn route(&mut self, program: &Program, op: &Route) -> Rows {
         let mut logits = product(self.buffer(op.input), self.weight(op.weight));
         let bias = op.bias.map(|id| self.vector(id)).unwrap_or_default();
         for row in &mut logits {
             row.iter_mut().zip(&bias).for_each(|(x, bias)| *x += bias);
         }
+        if let (Some(adapter), Some(site)) = (self.input.adapter, op.site) {
+            for (row, input) in logits.iter_mut().zip(self.buffer(op.input)) {
+                adapters::add(program, adapter, (site, 0), &AdaptedInput::Values(input), 1.0, row);
+            }
+        }
+        let chosen = program.buffers[op.out.0].cols;
         let correction = op.correction.map(|id| self.vector(id)).unwrap_or_default();
         let rows = logits.iter().map(|logits| experts::route(op, logits, &correction, chosen));
         let (rows, gaps): (Rows, Vec<f64>) = rows.unzip();
@@ -485,25 +492,20 @@ impl Interpreter<'_> {
     fn lora(&self, program: &Program, op: &Lora) -> Rows {
         let mut rows = self.buffer(op.out).clone();
         let Some(adapter) = self.input.adapter else { return rows };
-        let mut first = 0;
-        for (part, [outputs, inputs]) in program.site_parts(op.site).into_iter().enumerate() {
-            let columns = first..first + outputs;
-            first = columns.end;
-            let Some(LoraMatrices { rank, scaling, a, b }) = adapter.matrices(op.site, part) else { continue };
-            for (index, row) in rows.iter_mut().enumerate() {
-                let shrunk = |j: usize| match op.input {
-                    LoraInput::Tokens => f64::from(a[self.input.tokens[index] as usize * rank + j]),
-                    LoraInput::Rows(input) => {
-                        let weights = a[j * inputs..][..inputs].iter();
-                        self.buffer(input)[index].iter().zip(weights).map(|(x, a)| x * f64::from(*a)).sum()
-                    }
-                };
-                let shrunk: Vec<f64> = (0..rank).map(shrunk).collect();
-                for (x, b) in row[columns.clone()].iter_mut().zip(b.chunks(rank)) {
-                    let sum: f64 = shrunk.iter().zip(b).map(|(t, b)| t * f64::from(*b)).sum();
-                    *x += f64::from(op.scale) * f64::from(scaling) * sum;
+        let count = rows.len();
+        for (index, row) in rows.iter_mut().enumerate() {
+            let (expert, input) = match op.input {
+                LoraInput::Tokens => (0, AdaptedInput::Token(self.input.tokens[index] as usize)),
+                LoraInput::Rows(input) => (0, AdaptedInput::Values(&self.buffer(input)[index])),
+                LoraInput::Experts { input, routing } => {
+                    let (input, routing) = (self.buffer(input), self.buffer(routing));
+                    let chosen = count / routing.len();
+                    let expert = routing[index / chosen][2 * (index % chosen)] as usize;
+                    // The input has a row for each token, or one for each pair.
+                    (expert, AdaptedInput::Values(&input[index * input.len() / count]))
                 }
-            }
+            };
+            adapters::add(program, adapter, (op.site, expert), &input, op.scale, row);
         }
         rows
     }

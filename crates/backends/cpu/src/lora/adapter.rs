@@ -1,5 +1,7 @@
 //! An adapter in the layout that the kernels read.
 
+use std::ops::Range;
+
 use octavo_ops::{AdapterSource, BackendError, LoraMatrices, Program, SiteId, SiteKind, check_adapter};
 
 use super::ROWS;
@@ -67,21 +69,28 @@ pub(crate) struct Part {
     pub(crate) table: Vec<f32>,
 }
 
-/// The matrices of a site.
+/// The matrices of a site, or of one of its experts.
 #[derive(Default)]
 pub(crate) struct Matrices {
     /// `Aᵀ [K,.]`: the columns of all parts, each padded to whole panels.
     pub(crate) a: Option<Panels>,
     /// Number of panels of `a`.
     pub(crate) panels: usize,
-    /// By part of the weight.
+    /// By part of the weight, or of the expert's.
     pub(crate) parts: Vec<Option<Part>>,
+}
+
+/// The matrices of a site by expert; one if there are none.
+struct AdaptedSite {
+    experts: Vec<Matrices>,
+    /// Largest number of panels of A of an expert.
+    panels: usize,
 }
 
 /// An adapter in a slot.
 pub(crate) struct Adapter {
     /// By site.
-    pub(crate) sites: Vec<Matrices>,
+    sites: Vec<AdaptedSite>,
 }
 
 impl Adapter {
@@ -91,28 +100,56 @@ impl Adapter {
     /// Returns an error if a rank is above `limit`, if a matrix does not fit the program, or if memory runs out.
     pub(crate) fn new(program: &Program, source: &dyn AdapterSource, limit: usize) -> Result<Self, BackendError> {
         check_adapter(NAME, program, source, limit)?;
-        let sites = (0..program.sites.len()).map(|site| Matrices::new(program, SiteId(site), source));
+        let sites = (0..program.sites.len()).map(|site| AdaptedSite::new(program, SiteId(site), source));
         Ok(Self { sites: sites.collect::<Result<_, _>>()? })
+    }
+
+    /// Returns the matrices for an expert of a site; the expert is 0 if there are none.
+    pub(crate) fn matrices(&self, site: SiteId, expert: usize) -> &Matrices {
+        &self.sites[site.0].experts[expert]
+    }
+
+    /// Returns the largest number of panels of A at a site.
+    pub(crate) fn panels(&self, site: SiteId) -> usize {
+        self.sites[site.0].panels
     }
 
     /// Returns the size in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         let part = |part: &Part| part.b.bytes() + size_of_val(&part.table[..]) as u64;
-        let site = |site: &Matrices| {
-            site.a.as_ref().map_or(0, Panels::bytes) + site.parts.iter().flatten().map(part).sum::<u64>()
-        };
-        self.sites.iter().map(site).sum()
+        let matrices =
+            |of: &Matrices| of.a.as_ref().map_or(0, Panels::bytes) + of.parts.iter().flatten().map(part).sum::<u64>();
+        self.sites.iter().flat_map(|site| &site.experts).map(matrices).sum()
+    }
+}
+
+impl AdaptedSite {
+    fn new(program: &Program, site: SiteId, source: &dyn AdapterSource) -> Result<Self, BackendError> {
+        let (sizes, each) = (program.site_parts(site), program.parts_each(site).max(1));
+        let is_table = program.sites[site.0].kind == SiteKind::Embedding;
+        let experts = (0..sizes.len() / each).map(|expert| {
+            let parts = expert * each..(expert + 1) * each;
+            Matrices::new(&sizes, parts, is_table, |part| source.matrices(site, part))
+        });
+        let experts: Vec<_> = experts.collect::<Result<_, _>>()?;
+        let panels = experts.iter().map(|matrices| matrices.panels).max().unwrap_or(0);
+        Ok(Self { experts, panels })
     }
 }
 
 impl Matrices {
-    fn new(program: &Program, site: SiteId, source: &dyn AdapterSource) -> Result<Self, BackendError> {
-        let sizes = program.site_parts(site);
-        let found: Vec<_> = (0..sizes.len()).map(|part| source.matrices(site, part)).collect();
+    /// Packs the matrices for some parts of a weight of these sizes.
+    fn new<'s>(
+        sizes: &[[usize; 2]],
+        parts: Range<usize>,
+        is_table: bool,
+        of: impl Fn(usize) -> Option<LoraMatrices<'s>>,
+    ) -> Result<Self, BackendError> {
+        let sizes = &sizes[parts.clone()];
+        let found: Vec<_> = parts.map(of).collect();
         if found.iter().all(Option::is_none) {
             return Ok(Self::default());
         }
-        let is_table = program.sites[site.0].kind == SiteKind::Embedding;
         let (mut columns, mut parts) = (Vec::new(), Vec::new());
         for (&[rows, cols], found) in sizes.iter().zip(&found) {
             let Some(LoraMatrices { rank, scaling, a, b }) = *found else {

@@ -76,6 +76,7 @@ impl Cases<'_> {
             rank: RANK as u32,
             splits,
             scale: 1.0,
+            share: 1,
             ..LoraParams::default()
         };
         let what = format!("{name} {n}x{k}, {}, {}", counted(adapters, "adapter"), counted(rows, "row"));
@@ -108,7 +109,7 @@ fn divide(rows: usize, adapters: usize) -> (Vec<u32>, Vec<u32>) {
     for adapter in 0..adapters {
         let own: Vec<u32> = (adapter as u32..rows as u32).step_by(adapters).collect();
         for tile in own.chunks(LORA_ROWS as usize) {
-            tiles.extend([adapter as u32, order.len() as u32, tile.len() as u32]);
+            tiles.extend([adapter as u32, 0, order.len() as u32, tile.len() as u32]);
             tiles[0] += 1;
             order.extend_from_slice(tile);
         }

@@ -3,12 +3,15 @@
 use std::sync::Arc;
 
 use octavo_kernels::manifest::Dtype;
-use octavo_kernels::params::{LORA_OUTPUTS, LORA_ROWS, LoraParams, LoraPart, Params, lora_splits};
-use octavo_ops::{AdapterSource, BackendError, LoraMatrices, Program, SiteId, SiteKind};
+use octavo_kernels::params::{
+    LORA_OUTPUTS, LORA_ROWS, LORA_TILE_WORDS, LoraPairsParams, LoraParams, LoraPart, Params, expert_tiles, lora_splits,
+};
+use octavo_ops::{AdapterSource, BackendError, BufferId, Lora, LoraInput, LoraMatrices, Op, Program, SiteId, SiteKind};
 
 use super::most_tiles;
 use crate::arena::{Arena, Plan, Region};
 use crate::driver::Gpu;
+use crate::experts::is_routing;
 use crate::failed;
 use crate::staged::Staged;
 use crate::weights::{bytes_of, write_numbers};
@@ -26,7 +29,7 @@ struct PartPlace {
     site: SiteId,
     /// Index among the parts of the site.
     index: usize,
-    /// First column of the output and number of columns.
+    /// First column of the output, or of an expert's, and number of columns.
     first: usize,
     columns: usize,
     a: Region,
@@ -38,6 +41,46 @@ impl PartPlace {
     const fn stride(&self) -> usize {
         self.columns.next_multiple_of(LORA_OUTPUTS as usize)
     }
+}
+
+/// Places of the tiles of pairs of tokens and experts.
+#[derive(Clone, Copy, Debug)]
+struct RoutedPlace {
+    /// Buffer of the experts of each token.
+    routing: BufferId,
+    experts: usize,
+    /// Number of experts of a token.
+    chosen: usize,
+    counts: Region,
+    tiles: Region,
+    rows: Region,
+}
+
+impl RoutedPlace {
+    /// Takes memory for so many tokens and slots. `None` if adapters change no products of experts by this routing.
+    fn new(program: &Program, routing: BufferId, (tokens, slots): (usize, usize), plan: &mut Plan) -> Option<Self> {
+        let experts = program.ops.iter().find_map(|op| match op {
+            Op::Lora(Lora { site, input: LoraInput::Experts { routing: of, .. }, .. }) if *of == routing => {
+                match program.sites[site.0].kind {
+                    SiteKind::Experts(experts) => Some(experts),
+                    _ => None,
+                }
+            }
+            _ => None,
+        })?;
+        let chosen = program.buffers[routing.0].cols;
+        let tiles = routed_tiles(tokens * chosen, experts * slots);
+        let mut words = |count: usize| plan.take((count as u64).saturating_mul(size_of::<u32>() as u64));
+        let [counts, rows] = [experts * slots, tokens * chosen].map(&mut words);
+        let tiles = words(1 + LORA_TILE_WORDS as usize * tiles);
+        Some(Self { routing, experts, chosen, counts, tiles, rows })
+    }
+}
+
+/// Returns the largest number of tiles of pairs of so many kinds.
+fn routed_tiles(pairs: usize, kinds: usize) -> usize {
+    let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX / 2);
+    expert_tiles(narrow(pairs), narrow(kinds), LORA_ROWS) as usize
 }
 
 /// Layout of the memory of adapters.
@@ -54,6 +97,9 @@ pub(crate) struct AdapterPlan {
     /// Descriptions of the parts, by slot.
     described: Region,
     partial: Region,
+    routed: Vec<RoutedPlace>,
+    /// What is added to the logits of routers.
+    deltas: Region,
     plan: Plan,
 }
 
@@ -64,32 +110,59 @@ impl AdapterPlan {
         let tiles = most_tiles(tokens, slots) as u64;
         for site in (0..program.sites.len()).map(SiteId) {
             site_parts.push(parts.len());
-            let sizes = program.site_parts(site);
+            let (sizes, each) = (program.site_parts(site), program.parts_each(site));
             let mut first = 0;
             for (index, &[columns, k]) in sizes.iter().enumerate() {
+                if index % each.max(1) == 0 {
+                    first = 0;
+                }
                 let mut part = PartPlace { site, index, first, columns, a: Region::default(), b: Region::default() };
                 let bytes = |numbers: usize| (numbers as u64).saturating_mul((rank * dtype.bytes()) as u64);
                 (part.a, part.b) = (slot.take(bytes(k)), slot.take(bytes(part.stride())));
                 parts.push(part);
                 first += columns;
             }
-            if program.sites[site.0].kind != SiteKind::Embedding {
-                let splits = sizes.first().map_or(1, |[_, k]| lora_splits(*k as u32));
-                let sums = tiles.max(tiles.min(FEW_TILES as u64) * u64::from(splits));
-                partial = partial.max(sums.saturating_mul((sizes.len() * rank) as u64 * u64::from(LORA_ROWS)));
-            }
+            let tiles = match program.sites[site.0].kind {
+                SiteKind::Embedding => continue,
+                SiteKind::Experts(experts) => routed_tiles(tokens * chosen(program, site), experts * slots) as u64,
+                SiteKind::Linear | SiteKind::Head | SiteKind::Router => tiles,
+            };
+            let splits = sizes.first().map_or(1, |[_, k]| lora_splits(*k as u32));
+            let sums = tiles.max(tiles.min(FEW_TILES as u64) * u64::from(splits));
+            partial = partial.max(sums.saturating_mul((each * rank) as u64 * u64::from(LORA_ROWS)));
         }
         let (mut plan, slot_bytes) = (Plan::default(), slot.bytes());
         let matrices = plan.take(slot_bytes.saturating_mul(slots as u64));
         let described = plan.take((slots * parts.len() * size_of::<LoraPart>()) as u64);
         let partial = plan.take(partial.saturating_mul(size_of::<f32>() as u64));
-        Self { slots, rank, parts, site_parts, slot_bytes, matrices, described, partial, plan }
+        let routings = (0..program.buffers.len()).filter(|&buffer| is_routing(program, buffer)).map(BufferId);
+        let routed =
+            routings.filter_map(|routing| RoutedPlace::new(program, routing, (tokens, slots), &mut plan)).collect();
+        let deltas = plan.take((tokens * router_rows(program) * size_of::<f32>()) as u64);
+        Self { slots, rank, parts, site_parts, slot_bytes, matrices, described, partial, routed, deltas, plan }
     }
 
     /// Returns the number of bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.plan.bytes()
     }
+}
+
+/// Returns the number of experts of a token at a site.
+fn chosen(program: &Program, site: SiteId) -> usize {
+    let of = |op: &Op| match op {
+        Op::Lora(Lora { site: of, input: LoraInput::Experts { routing, .. }, .. }) if *of == site => {
+            Some(program.buffers[routing.0].cols)
+        }
+        _ => None,
+    };
+    program.ops.iter().find_map(of).unwrap_or(0)
+}
+
+/// Returns the largest number of experts of a router that adapters may change.
+fn router_rows(program: &Program) -> usize {
+    let routers = program.sites.iter().filter(|site| site.kind == SiteKind::Router);
+    routers.map(|site| program.weights[site.weight.0].rows).max().unwrap_or(0)
 }
 
 /// Adapters on the device.
@@ -109,7 +182,38 @@ impl Adapters {
         for slot in 0..this.layout.slots {
             this.describe(slot, |_| None)?;
         }
+        gpu.zero(this.deltas(), this.layout.deltas.bytes)?;
         Ok(this)
+    }
+
+    /// Returns the address of what is added to the logits of routers. It is 0 between steps.
+    pub(crate) fn deltas(&self) -> u64 {
+        self.arena.at(self.layout.deltas)
+    }
+
+    fn routed(&self, routing: BufferId) -> Option<&RoutedPlace> {
+        self.layout.routed.iter().find(|place| place.routing == routing)
+    }
+
+    /// Returns the largest number of tiles of the pairs of so many tokens, and the addresses of the tiles and the pairs.
+    pub(crate) fn routed_tiles(&self, routing: BufferId, tokens: usize) -> (u32, u64, u64) {
+        let Some(place) = self.routed(routing) else { return (0, 0, 0) };
+        let tiles = routed_tiles(tokens * place.chosen, place.experts * self.layout.slots);
+        (tiles as u32, self.arena.at(place.tiles), self.arena.at(place.rows))
+    }
+
+    /// Returns the parameters of the division of pairs, without what is of a step.
+    pub(crate) fn pairs(&self, routing: BufferId) -> Option<LoraPairsParams> {
+        let place = self.routed(routing)?;
+        Some(LoraPairsParams {
+            counts: self.arena.at(place.counts),
+            tiles: self.arena.at(place.tiles),
+            rows: self.arena.at(place.rows),
+            chosen: place.chosen as u32,
+            experts: place.experts as u32,
+            slots: self.layout.slots as u32,
+            ..LoraPairsParams::default()
+        })
     }
 
     /// Returns the number of slots.

@@ -1,6 +1,6 @@
 //! Division of the rows of a step into tiles that have the same adapter.
 
-use octavo_kernels::params::LORA_ROWS;
+use octavo_kernels::params::{LORA_ROWS, LORA_TILE_WORDS};
 use octavo_ops::{Rows, StepBatch};
 
 /// Numbers of rows with adapters and of their tiles.
@@ -11,9 +11,9 @@ pub(crate) struct Adapted {
 }
 
 impl Adapted {
-    /// Returns the number of words of the list of tiles: their number, and three for each.
+    /// Returns the number of words of the list of tiles: their number, and those of each.
     pub(crate) const fn tile_words(self) -> usize {
-        if self.tiles == 0 { 0 } else { 1 + 3 * self.tiles }
+        if self.tiles == 0 { 0 } else { 1 + LORA_TILE_WORDS as usize * self.tiles }
     }
 }
 
@@ -28,7 +28,7 @@ pub(crate) const fn most_tiles(rows: usize, slots: usize) -> usize {
 pub(crate) struct AdaptedRows {
     /// Slots and rows, in the order of the tiles.
     order: Vec<(u32, u32)>,
-    /// The number of tiles; then for each its slot, its first place in the rows and its number of rows.
+    /// The number of tiles; then for each its slot, 0, its first place in the rows and its number of rows.
     pub(crate) tiles: Vec<u32>,
     pub(crate) rows: Vec<u32>,
 }
@@ -46,7 +46,7 @@ impl AdaptedRows {
         let mut first = 0;
         for same in self.order.chunk_by(|a, b| a.0 == b.0) {
             for rows in same.chunks(LORA_ROWS as usize) {
-                self.tiles.extend([rows[0].0, first, rows.len() as u32]);
+                self.tiles.extend([rows[0].0, 0, first, rows.len() as u32]);
                 first += rows.len() as u32;
                 self.tiles[0] += 1;
             }
@@ -73,10 +73,10 @@ mod tests {
         };
         let mut divided = AdaptedRows::default();
         assert_eq!(divided.divide(&batch, Rows::Tokens), Adapted { rows: 13, tiles: 3 });
-        assert_eq!(divided.tiles, [3, 0, 0, 3, 2, 3, 8, 2, 11, 2]);
+        assert_eq!(divided.tiles, [3, 0, 0, 0, 3, 2, 0, 3, 8, 2, 0, 11, 2]);
         assert_eq!(divided.rows, [0, 12, 13, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
         assert_eq!(divided.divide(&batch, Rows::Sampled), Adapted { rows: 3, tiles: 2 });
-        assert_eq!((divided.tiles, divided.rows), (vec![2, 0, 0, 2, 2, 2, 1], vec![0, 3, 1]));
+        assert_eq!((divided.tiles, divided.rows), (vec![2, 0, 0, 0, 2, 2, 0, 2, 1], vec![0, 3, 1]));
         let none = AdaptedRows::default().divide(&StepBatch { adapters: vec![], ..batch }, Rows::Tokens);
         assert_eq!((none, none.tile_words()), (Adapted::default(), 0));
     }

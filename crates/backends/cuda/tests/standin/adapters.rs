@@ -4,7 +4,7 @@ use octavo_backend_cuda::testing::Control;
 use octavo_backend_cuda::testing::devices::{H200, L40S, V100};
 use octavo_backend_cuda::{CudaBackend, CudaConfig, Dtype};
 use octavo_ops::testing::suite::models;
-use octavo_ops::testing::{PagedBatches, Rounding, TestAdapter, TestRng, TinyModel};
+use octavo_ops::testing::{PagedBatches, Rounding, TestAdapter, TestRng, TinyExperts, TinyModel, models_with_experts};
 use octavo_ops::{AdapterSource, Backend, LoraMatrices, SiteId, SiteKind};
 use proptest::prelude::*;
 
@@ -28,6 +28,28 @@ proptest! {
         let config = CudaConfig { batch_invariant: true, ..config() };
         with_suite(&config, 3e-4, 2e-5, |suite| suite.same_bits_adapted(&model, seed))?;
     }
+
+    #[test]
+    fn what_adapters_add_to_experts_is_near_the_naive_sums(
+        model in models_with_experts().prop_map(fitting),
+        tokens in 1usize..30,
+    ) {
+        with_suite(&config(), 3e-4, 2e-5, |suite| suite.near_adapted(&model, tokens, Rounding::F32, 0.0))?;
+    }
+
+    #[test]
+    fn bits_of_experts_do_not_depend_on_adapters_of_others_if_that_is_asked_for(
+        model in models_with_experts().prop_map(fitting),
+        seed in any::<u64>(),
+    ) {
+        let config = CudaConfig { batch_invariant: true, ..config() };
+        with_suite(&config, 3e-4, 2e-5, |suite| suite.same_bits_adapted(&model, seed))?;
+    }
+}
+
+/// The model of these tests with experts.
+fn wide_experts() -> TinyModel {
+    TinyModel { experts: Some(TinyExperts::default()), ..wide() }
 }
 
 #[test]
@@ -128,10 +150,16 @@ fn decode(backend: &mut CudaBackend, adapters: &[u32]) -> Vec<u32> {
 
 #[test]
 fn a_recorded_step_with_adapters_has_the_bits_of_one_that_is_launched() {
-    for (device, dtype) in [(H200, Dtype::Bf16), (V100, Dtype::F16), (H200, Dtype::F32)] {
+    for (device, dtype, model) in [
+        (H200, Dtype::Bf16, wide()),
+        (V100, Dtype::F16, wide()),
+        (H200, Dtype::F32, wide()),
+        (H200, Dtype::Bf16, wide_experts()),
+        (V100, Dtype::F16, wide_experts()),
+    ] {
         let eager = CudaConfig { device, dtype: Some(dtype), ..config() };
         let recorded = CudaConfig { graphs: true, ..eager.clone() };
-        let [mut eager, mut recorded] = [eager, recorded].map(|config| adapted(config, &wide()));
+        let [mut eager, mut recorded] = [eager, recorded].map(|config| adapted(config, &model));
         let mut results = Vec::new();
         for adapters in [&[0, 0, 0][..], &[1, 2, 0], &[2, 2, 2, 1, 0], &[0, 1]] {
             let expected = decode(&mut eager, adapters);
@@ -141,7 +169,7 @@ fn a_recorded_step_with_adapters_has_the_bits_of_one_that_is_launched() {
         assert_eq!(recorded.graph_steps(), (4, 4), "the prefills are launched, the decodes are replayed");
         assert_ne!(results[0], results[1][..results[0].len()]);
         // A slot is replaced.
-        let (program, _) = wide().build().unwrap();
+        let (program, _) = model.build().unwrap();
         let other = TestAdapter::random(&program.with_adapters(), 5, &mut TestRng(77));
         for backend in [&mut eager, &mut recorded] {
             backend.set_adapter(1, &other).expect("it fits");
@@ -170,6 +198,32 @@ fn a_step_without_adapters_launches_nothing_for_them_and_allocates_nothing() {
     let (program, _) = wide().build().unwrap();
     let sites = program.with_adapters().sites;
     let each = sites.iter().map(|site| if site.kind == SiteKind::Embedding { 1 } else { 2 }).sum::<u64>();
+    assert_eq!(launches(&mut backend, &[2, 0]), plain + 2 * each);
+    assert_eq!(launches(&mut backend, &[2, 1]), plain + 2 * each, "whatever their number");
+}
+
+#[test]
+fn experts_add_launches_for_sites_and_one_for_the_pairs_of_a_layer() {
+    let control = Control::new();
+    let launches = |backend: &mut CudaBackend, adapters: &[u32]| {
+        control.reset();
+        decode(backend, adapters);
+        assert_eq!(control.allocations(), 0);
+        control.calls("cuLaunchKernelEx")
+    };
+    let mut backend = adapted(CudaConfig { dtype: Some(Dtype::Bf16), ..config() }, &wide_experts());
+    launches(&mut backend, &[0, 0]);
+    let plain = launches(&mut backend, &[0, 0]);
+    let (program, _) = wide_experts().build().unwrap();
+    let kinds: Vec<_> = program.with_adapters().sites.iter().map(|site| site.kind).collect();
+    let each = kinds.iter().map(|kind| match kind {
+        SiteKind::Embedding => 1,
+        SiteKind::Linear | SiteKind::Head | SiteKind::Experts(_) => 2,
+        // The pairs are divided after the choice.
+        SiteKind::Router => 3,
+    });
+    let each: u64 = each.sum();
+    assert!(kinds.contains(&SiteKind::Router) && kinds.contains(&SiteKind::Experts(5)));
     assert_eq!(launches(&mut backend, &[2, 0]), plain + 2 * each);
     assert_eq!(launches(&mut backend, &[2, 1]), plain + 2 * each, "whatever their number");
 }
