@@ -1,6 +1,7 @@
 //! `Sample`: converts logits on the device to tokens.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use octavo_kernels::manifest;
 use octavo_kernels::params::{
@@ -151,13 +152,30 @@ fn reported(row: &SampleRow<'_>, vocab: usize) -> usize {
     }
 }
 
+/// Begin and end of what a step launches at once. The device may be idle in between, while the host fills masks.
+struct Span {
+    begin: Event,
+    end: Event,
+}
+
+impl Span {
+    fn new(gpu: &Arc<Gpu>) -> Result<Self, BackendError> {
+        Ok(Self { begin: Event::timed(gpu)?, end: Event::timed(gpu)? })
+    }
+
+    fn time(&self) -> Result<Duration, BackendError> {
+        Ok(self.end.since(&self.begin)?)
+    }
+}
+
 /// Host memory of a step that is being sampled.
 struct Slot {
     /// Rows and lists to be copied to the device.
     input: Pinned,
-    /// Tokens and reported log-probabilities, valid when `done` has completed.
+    /// Tokens and reported log-probabilities, valid when the sampling has ended.
     output: Pinned,
-    done: Event,
+    forward: Span,
+    sampling: Span,
     /// Rows of the step.
     rows: Vec<SamplingRow>,
     /// Maximum number of tokens that a row reports beside its own.
@@ -172,7 +190,8 @@ impl Slot {
         Ok(Self {
             input: pinned(regions.input)?,
             output: pinned(regions.output)?,
-            done: Event::new(gpu)?,
+            forward: Span::new(gpu)?,
+            sampling: Span::new(gpu)?,
             rows: Vec::new(),
             stride: 0,
             on_host: Vec::new(),
@@ -225,6 +244,8 @@ pub(crate) struct Sampling {
     next: usize,
     /// Number of steps whose tokens have not been taken.
     under_way: usize,
+    /// Time of the step whose tokens were taken last.
+    step_time: Option<Duration>,
     /// Number of rows of the latest step, to which the next may refer.
     drawn: usize,
 }
@@ -253,6 +274,7 @@ impl Sampling {
             slots: [Slot::new(&machine.gpu, regions)?, Slot::new(&machine.gpu, regions)?],
             next: 0,
             under_way: 0,
+            step_time: None,
             drawn: 0,
         })
     }
@@ -260,6 +282,21 @@ impl Sampling {
     /// Returns the number of rows of the step that was sampled last, whose tokens are still on the device.
     pub(crate) fn drawn(&self) -> usize {
         self.drawn
+    }
+
+    /// Records the begin of the next step, before its forward pass is launched.
+    pub(crate) fn begin_forward(&self) -> Result<(), BackendError> {
+        Ok(self.slots[self.next].forward.begin.record()?)
+    }
+
+    /// Records the end of the forward pass of the next step.
+    pub(crate) fn end_forward(&self) -> Result<(), BackendError> {
+        Ok(self.slots[self.next].forward.end.record()?)
+    }
+
+    /// Returns the time that the device worked on the step whose tokens were taken last.
+    pub(crate) fn step_time(&self) -> Option<Duration> {
+        self.step_time
     }
 
     /// Starts to sample a token for each row.
@@ -286,6 +323,7 @@ impl Sampling {
 
     fn launch(&mut self, machine: &Machine, batch: &SampleBatch<'_>) -> Result<(), BackendError> {
         self.gather(batch);
+        self.slots[self.next].sampling.begin.record()?;
         self.count_pending(machine, batch)?;
         if !batch.rows.is_empty() {
             let kernels = self.kernels.ok_or_else(|| failed("the model predicts no tokens"))?;
@@ -303,7 +341,7 @@ impl Sampling {
             let words = slot.words();
             machine.gpu.fetch(&mut slot.output, words, self.output)?;
         }
-        Ok(self.slots[self.next].done.record()?)
+        Ok(self.slots[self.next].sampling.end.record()?)
     }
 
     /// Counts the tokens of the step before for the rows that are sampled on the host, before others take their place on the
@@ -422,7 +460,8 @@ impl Sampling {
         }
         let slot = &mut self.slots[(self.next + self.under_way) % 2];
         self.under_way -= 1;
-        slot.done.wait()?;
+        slot.sampling.end.wait()?;
+        self.step_time = Some(slot.forward.time()? + slot.sampling.time()?);
         let mut on_host = std::mem::take(&mut slot.on_host).into_iter();
         for (index, row) in slot.rows.iter().enumerate() {
             let token = slot.token(index).or_else(|| on_host.next().map(|(_, token)| token));
