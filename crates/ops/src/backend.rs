@@ -1,6 +1,7 @@
 //! Interface of a device.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use crate::cost::{ElementBytes, Peaks};
 use crate::dummy::DummyRule;
@@ -204,12 +205,19 @@ pub trait Backend: Send {
     fn forward(&mut self, batch: &StepBatch) -> Result<(), BackendError>;
 
     /// Starts to sample one token for each of the R rows of the last forward pass, or takes the forced one. After an
-    /// error there are no tokens to take.
+    /// error there are no tokens to take. A backend that only launches work is also called for steps without rows, so that
+    /// the caller can wait for them.
     fn start_sampling(&mut self, batch: &SampleBatch<'_>) -> Result<(), BackendError>;
 
     /// Waits for the tokens of the oldest step that was sampled and not taken, and writes them into `out` (cleared
     /// first) in the order of its rows.
     fn take_tokens(&mut self, out: &mut Vec<SampledToken>) -> Result<(), BackendError>;
+
+    /// Returns the time that the device worked on the step whose tokens were taken last, whenever they were taken; `None` for
+    /// a backend that works on the caller's thread.
+    fn step_time(&self) -> Option<Duration> {
+        None
+    }
 
     /// Samples the tokens of the last forward pass into `out` (cleared first).
     fn sample(&mut self, batch: &SampleBatch<'_>, out: &mut Vec<SampledToken>) -> Result<(), BackendError> {

@@ -1,11 +1,44 @@
 //! The flat arrays of one step.
 
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
 use crate::{Program, Rows};
 
+/// Number of changes of a table that are remembered.
+const REMEMBERED: usize = 4;
+
+/// State of a table. Tables of the same revision are equal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TableRevision(u64);
+
+impl TableRevision {
+    /// Returns a revision that no table has had.
+    fn next() -> Self {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        Self(LAST.fetch_add(1, Relaxed) + 1)
+    }
+}
+
+/// The table of a seat.
+#[derive(Clone, Debug, Default)]
+struct Table {
+    blocks: Vec<u32>,
+    /// Revisions after the latest changes, newest last, and the entries that each has changed.
+    changes: [(TableRevision, Range<usize>); REMEMBERED],
+}
+
+impl Table {
+    fn remember(&mut self, entries: Range<usize>) {
+        self.changes.rotate_left(1);
+        self.changes[REMEMBERED - 1] = (TableRevision::next(), entries);
+    }
+}
+
 /// The block tables of one KV group by seat. They stay from step to step, so that a step changes only what is new.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct BlockTables {
-    tables: Vec<Vec<u32>>,
+    tables: Vec<Table>,
     /// Largest block id that was ever in a table.
     highest: u32,
 }
@@ -14,7 +47,7 @@ impl BlockTables {
     /// Returns the table of a seat. It may go on after the blocks of its sequence. Blocks that no row to come sees are the null
     /// block.
     pub fn get(&self, seat: u32) -> &[u32] {
-        self.tables.get(seat as usize).map_or(&[], Vec::as_slice)
+        self.tables.get(seat as usize).map_or(&[], |table| &table.blocks)
     }
 
     /// Replaces all blocks of a seat after the first `start`. Returns `false` and changes nothing if there are fewer.
@@ -23,22 +56,53 @@ impl BlockTables {
             return false;
         }
         if self.tables.len() <= seat as usize {
-            self.tables.resize_with(seat as usize + 1, Vec::new);
+            self.tables.resize_with(seat as usize + 1, Table::default);
         }
         let table = &mut self.tables[seat as usize];
-        table.truncate(start);
-        table.extend(blocks);
-        self.highest = table[start..].iter().copied().fold(self.highest, u32::max);
+        table.blocks.truncate(start);
+        table.blocks.extend(blocks);
+        table.remember(start..table.blocks.len());
+        self.highest = table.blocks[start..].iter().copied().fold(self.highest, u32::max);
         true
     }
 
     /// Replaces blocks of a seat by the null block, because no token to come sees them. Returns `false` and changes nothing
     /// if there are fewer.
-    pub fn pass(&mut self, seat: u32, blocks: std::ops::Range<usize>) -> bool {
-        let table = self.tables.get_mut(seat as usize).and_then(|table| table.get_mut(blocks));
-        table.map(|blocks| blocks.fill(0)).is_some()
+    pub fn pass(&mut self, seat: u32, blocks: Range<usize>) -> bool {
+        let Some(table) = self.tables.get_mut(seat as usize) else { return false };
+        let Some(passed) = table.blocks.get_mut(blocks.clone()) else { return false };
+        passed.fill(0);
+        table.remember(blocks);
+        true
+    }
+
+    /// Returns the revision of a seat's table.
+    pub fn revision(&self, seat: u32) -> TableRevision {
+        self.tables.get(seat as usize).map_or_else(TableRevision::default, |table| table.changes[REMEMBERED - 1].0)
+    }
+
+    /// Returns the entries of a seat's table beside which it is as it was at an earlier revision; entries behind its end have no
+    /// meaning. `None` if too much has changed to know.
+    pub fn changed_since(&self, seat: u32, revision: TableRevision) -> Option<Range<usize>> {
+        if self.revision(seat) == revision {
+            return Some(0..0);
+        }
+        let Table { blocks, changes } = self.tables.get(seat as usize)?;
+        let seen = changes.iter().position(|(after, _)| *after == revision && revision != TableRevision::default())?;
+        let later = changes[seen + 1..].iter().map(|(_, entries)| entries.start..entries.end.min(blocks.len()));
+        let later = later.filter(|entries| !entries.is_empty());
+        Some(later.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0))
     }
 }
+
+impl PartialEq for BlockTables {
+    fn eq(&self, other: &Self) -> bool {
+        let seats = self.tables.len().max(other.tables.len()) as u32;
+        (0..seats).all(|seat| self.get(seat) == other.get(seat))
+    }
+}
+
+impl Eq for BlockTables {}
 
 impl FromIterator<Vec<u32>> for BlockTables {
     /// The tables of the seats 0, 1, 2, ….

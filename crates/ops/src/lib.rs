@@ -27,7 +27,7 @@ pub use adapter::{AdapterSource, Lora, LoraInput, LoraMatrices, Site, SiteId, Si
 pub use backend::{
     Backend, DeviceProfile, TensorData, WeightSource, check_adapter, check_block_size, check_encoder, check_sites,
 };
-pub use batch::{BlockTables, InjectedRow, Limits, SequenceTables, StepBatch};
+pub use batch::{BlockTables, InjectedRow, Limits, SequenceTables, StepBatch, TableRevision};
 pub use encode::{Channel, EncodeBatch, TAPS, Tap};
 pub use error::{BackendError, ProgramError, WeightError};
 pub use experts::{

@@ -65,7 +65,12 @@ fn bias_forbidden_and_mask_apply_to_greedy() {
 #[test]
 fn penalties_follow_their_definitions() {
     let counts = TokenCounts::new(&[2, 0, 2], &[1, 3, 1]);
-    assert_eq!(counts, TokenCounts { prompt: vec![0, 2], output: vec![(1, 2), (3, 1)] });
+    assert_eq!((&counts.prompt[..], &counts.output[..]), (&[0, 2][..], &[(1, 2), (3, 1)][..]));
+    assert_eq!(counts.generated(), [1, 3, 1]);
+    let draft = counts.with(3);
+    assert_eq!((&draft.output[..], draft.generated()), (&[(1, 2), (3, 2)][..], &[1, 3, 1, 3][..]));
+    assert_eq!(draft, TokenCounts::new(&[0, 2], &[3, 3, 1, 1]), "the order does not count");
+    assert_ne!((draft.id(), counts.id()), (counts.id(), TokenCounts::default().id()));
     let pick = |params: SampleParams, logits: &[f32]| {
         assert!(params.needs_counts());
         sample(logits, &SampleRow { counts: Some(&counts), ..row(&params) }).id

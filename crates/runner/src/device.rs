@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender};
+use std::time::{Duration, Instant};
 
 use octavo_engine::{ExecutorError, InputToken, Logprobs, RowKind, StepMasks, StepOutput, StepPlan, TokenOutput};
 use octavo_ops::sampling::{SampleBatch, SampleRow, SampledToken, TokenCounts};
@@ -59,6 +60,8 @@ pub(crate) struct Device {
     batch: StepBatch,
     /// The step between its `Forward` and its `Sample`.
     step: Option<(Box<StepPlan>, Result<(), ExecutorError>)>,
+    /// Time that the calls for its forward pass took.
+    forward_time: Duration,
     /// Steps that are being sampled, oldest first.
     under_way: VecDeque<UnderWay>,
     /// Tokens sampled by the step that was sampled last.
@@ -80,12 +83,14 @@ struct UnderWay {
     /// Vectors of the pooled rows, concatenated.
     vectors: Vec<f32>,
     masks: StepMasks,
+    /// Time that the device worked on it: what the backend has measured, or what its calls took.
+    busy: Duration,
     state: State,
 }
 
 /// Progress of a step.
 enum State {
-    /// The backend has its tokens.
+    /// The backend has its tokens, or still computes it.
     Drawing,
     /// The tokens have been taken, or there are none.
     Complete,
@@ -123,6 +128,7 @@ impl Device {
             meter,
             batch: StepBatch::with_capacity(tokens, sequences, rows, groups),
             step: None,
+            forward_time: Duration::ZERO,
             under_way: VecDeque::with_capacity(2),
             drawn: Drawn { ids: Vec::with_capacity(rows), on_device: 0 },
             broken: None,
@@ -192,29 +198,37 @@ impl Device {
             self.backend.encode(images.fill(&plan.encode).map_err(malformed)?).map_err(refused)?;
         }
         self.meter.begin(plan.step, &self.batch);
-        self.backend.forward(&self.batch).map_err(refused)
+        let begun = Instant::now();
+        let done = self.backend.forward(&self.batch).map_err(refused);
+        self.forward_time = begun.elapsed();
+        done
     }
 
     /// Starts to sample the step that was computed last.
     fn start_sampling(&mut self, masks: StepMasks, tokens: Vec<TokenOutput>) {
         let none = || (Box::default(), Err(lost("no step was submitted")));
         let (plan, outcome) = self.step.take().unwrap_or_else(none);
-        let mut step = UnderWay { plan, tokens, vectors: Vec::new(), masks, state: State::Complete };
+        let (busy, state) = (std::mem::take(&mut self.forward_time), State::Complete);
+        let mut step = UnderWay { plan, tokens, vectors: Vec::new(), masks, busy, state };
         if self.seats.needs_tokens(&step.plan) {
             // The backend counts the tokens of the latest step, which it has.
             let known = self.under_way.len() - usize::from(self.counts_on_device());
             self.take_tokens(known);
         }
+        let mut drawing = false;
         let outcome = outcome.and_then(|()| {
             self.attempt(|device| {
+                let begun = Instant::now();
                 device.pool(&mut step)?;
-                device.sample(&step.plan, &step.masks)
+                drawing = device.sample(&step.plan, &step.masks)?;
+                step.busy += begun.elapsed();
+                Ok(())
             })
         });
         self.drawn.ids.clear();
         self.drawn.on_device = if outcome.is_ok() { step.plan.token_rows() } else { 0 };
         step.state = match outcome {
-            Ok(()) if step.plan.token_rows() > 0 => State::Drawing,
+            Ok(()) if drawing => State::Drawing,
             Ok(()) => State::Complete,
             Err(error) => State::Failed(error),
         };
@@ -224,11 +238,11 @@ impl Device {
     /// Returns the result of the oldest step under way, once it is complete.
     fn deliver(&mut self) -> Option<StepResult> {
         self.take_tokens(1);
-        let UnderWay { mut plan, tokens, vectors, masks, state } = self.under_way.pop_front()?;
+        let UnderWay { mut plan, tokens, vectors, masks, busy, state } = self.under_way.pop_front()?;
         let output = match state {
             State::Failed(error) => Err(error),
             State::Drawing | State::Complete => {
-                self.meter.end(plan.step, self.backend.step_counts());
+                self.meter.end(plan.step, busy, self.backend.step_counts());
                 Ok(StepOutput { tokens, vectors, plan: std::mem::take(&mut *plan) })
             }
         };
@@ -255,7 +269,12 @@ impl Device {
                 if found == rows { Ok(()) } else { Err(lost(format!("{found} tokens were drawn for {rows} rows"))) }
             });
             match taken {
-                Ok(()) => self.give_out(number),
+                Ok(()) => {
+                    if let Some(measured) = self.backend.step_time() {
+                        self.under_way[number].busy = measured;
+                    }
+                    self.give_out(number);
+                }
                 Err(error) => self.under_way[number].state = State::Failed(error),
             }
         }
@@ -298,7 +317,8 @@ impl Device {
         Ok(())
     }
 
-    fn sample(&mut self, plan: &StepPlan, masks: &StepMasks) -> Result<(), ExecutorError> {
+    /// Starts to sample a step. Returns whether tokens are to be taken, if only to wait for a step without any.
+    fn sample(&mut self, plan: &StepPlan, masks: &StepMasks) -> Result<bool, ExecutorError> {
         let malformed = |reason: String| lost(format!("step {} is malformed: {reason}", plan.step));
         let mut rows: Vec<SampleRow<'_>> = std::mem::take(&mut self.rows);
         let mut masks = masks.rows.iter().map(Vec::as_slice);
@@ -316,11 +336,12 @@ impl Device {
             let pending = drawing.and_then(|step| self.seats.drawn_row(&step.plan, seat));
             rows.push(self.seats.row(seat, row, mask, counts, pending).map_err(malformed)?);
         }
-        if !rows.is_empty() {
+        let draws = !rows.is_empty() || self.backend.max_in_flight() > 1;
+        if draws {
             self.backend.start_sampling(&SampleBatch { rows: &rows }).map_err(refused)?;
         }
         self.rows = emptied(rows);
-        Ok(())
+        Ok(draws)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Measurement of step times against the cost of the steps.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use octavo_engine::StepId;
 use octavo_ops::StepBatch;
@@ -12,16 +12,12 @@ use octavo_telemetry::{DeviceMetrics, DeviceStep};
 const WINDOW: Duration = Duration::from_secs(1);
 
 /// Counts the steps of a device. Steps begin and end in the same order; several may be under way.
-///
-/// A step's time runs from its begin, or from the end of the step before if that is later, to its end: the time for
-/// which it occupies the device.
 pub(crate) struct StepMeter {
     pricer: StepPricer,
     metrics: DeviceMetrics,
-    under_way: VecDeque<(StepId, Instant, DeviceStep)>,
+    under_way: VecDeque<(StepId, DeviceStep)>,
     /// Maximum number of steps under way. If more were begun, the oldest have failed.
     in_flight: usize,
-    last_end: Option<Instant>,
     /// Sum over the steps since shares were last reported.
     window: DeviceStep,
     /// Number of replayed and of launched steps at the last report.
@@ -32,7 +28,7 @@ impl StepMeter {
     /// Creates a meter for at most `in_flight` steps under way, at least 1, and allocates memory for them.
     pub(crate) fn new(pricer: StepPricer, metrics: DeviceMetrics, in_flight: usize) -> Self {
         let under_way = VecDeque::with_capacity(in_flight);
-        Self { pricer, metrics, under_way, in_flight, last_end: None, window: DeviceStep::default(), counts: (0, 0) }
+        Self { pricer, metrics, under_way, in_flight, window: DeviceStep::default(), counts: (0, 0) }
     }
 
     /// Records that a step is handed to the device.
@@ -43,21 +39,18 @@ impl StepMeter {
         if self.under_way.len() == self.in_flight {
             self.under_way.pop_front();
         }
-        self.under_way.push_back((step, Instant::now(), priced));
+        self.under_way.push_back((step, priced));
     }
 
-    /// Records that a step is complete. Earlier steps that have not ended have failed. `counts` are the backend's
-    /// counters.
-    pub(crate) fn end(&mut self, step: StepId, counts: Option<(u64, u64)>) {
-        let now = Instant::now();
-        while let Some((ended, begun, priced)) = self.under_way.pop_front() {
+    /// Records that a step is complete, on which the device has worked for the time `busy`. Earlier steps that have not
+    /// ended have failed. `counts` are the backend's counters.
+    pub(crate) fn end(&mut self, step: StepId, busy: Duration, counts: Option<(u64, u64)>) {
+        while let Some((ended, priced)) = self.under_way.pop_front() {
             if ended == step {
-                let from = self.last_end.map_or(begun, |last| begun.max(last));
-                self.count(DeviceStep { busy: now - from, ..priced });
+                self.count(DeviceStep { busy, ..priced });
                 break;
             }
         }
-        self.last_end = Some(now);
         if let Some((replayed, launched)) = counts {
             self.metrics.steps(replayed.saturating_sub(self.counts.0), launched.saturating_sub(self.counts.1));
             self.counts = (replayed, launched);
@@ -103,21 +96,19 @@ mod tests {
         batch.seq_lens.extend([5, 9]);
         batch.sampled_rows.extend([0, 1]);
         let cost = step_cost(&program, &StepShape::from_batch(&batch), ElementBytes::F32);
-        let begun = Instant::now();
         // Two steps are under way and the first is lost. Then comes one step, and the end of one that was never begun.
         meter.begin(1, &batch);
         meter.begin(2, &batch);
-        meter.end(2, Some((1, 1)));
+        meter.end(2, Duration::from_millis(5), Some((1, 1)));
         meter.begin(3, &batch);
-        std::thread::sleep(Duration::from_millis(20));
-        meter.end(3, Some((2, 1)));
-        meter.end(9, Some((2, 1)));
+        meter.end(3, Duration::from_millis(20), Some((2, 1)));
+        meter.end(9, Duration::from_millis(7), Some((2, 1)));
         let flops = scraped(&telemetry, "vllm:estimated_flops_per_gpu_total{");
         assert_eq!(flops, 2.0 * cost.flops as f64);
         assert_eq!(scraped(&telemetry, "vllm:estimated_write_bytes_per_gpu_total{"), 2.0 * cost.written_bytes as f64);
         assert_eq!(scraped(&telemetry, "octavo_step_busy_seconds_count"), 2.0);
         let busy = scraped(&telemetry, "octavo_step_busy_seconds_sum");
-        assert!((0.02..=begun.elapsed().as_secs_f64()).contains(&busy), "{busy}");
+        assert!((busy - 0.025).abs() < 1e-9, "{busy}");
         let text = telemetry.render();
         for (mode, count) in [("replayed", 2), ("launched", 1)] {
             let line = text.lines().find(|line| line.contains(&format!("mode=\"{mode}\""))).unwrap();

@@ -90,9 +90,9 @@ impl Seats {
                 continue;
             };
             let Some(counts) = self.state(sequence.seat).ok().and_then(|state| state.counts.as_ref()) else { continue };
-            let mut counts = if before == Some(row.sequence) { out[out.len() - 1].clone() } else { counts.clone() };
+            let known = out.last().filter(|_| before == Some(row.sequence)).unwrap_or(counts);
+            let counts = known.with(draft);
             before = Some(row.sequence);
-            counts.push(draft);
             out.push(counts);
         }
     }
@@ -127,6 +127,7 @@ impl Seats {
         Ok(SampleRow {
             params: &state.params,
             output_position,
+            seat,
             counts: counts.or(state.counts.as_ref()),
             pending: pending.filter(|_| state.counts.is_some()),
             logit_bias: &state.requested.logit_bias,

@@ -1,6 +1,7 @@
 //! The implementation of [`Backend`].
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use half::{bf16, f16};
 use octavo_kernels::manifest::{CacheType, Chip, Dtype};
@@ -202,6 +203,10 @@ impl Backend for CudaBackend {
 
     fn take_tokens(&mut self, out: &mut Vec<SampledToken>) -> Result<(), BackendError> {
         self.bound()?.take_tokens(out)
+    }
+
+    fn step_time(&self) -> Option<Duration> {
+        self.model.as_ref().and_then(Model::step_time)
     }
 
     fn embeddings(&mut self, out: &mut Vec<f32>) -> Result<(), BackendError> {

@@ -9,6 +9,7 @@ use octavo_ops::{BackendError, BufferId, HeadShape, KvGroup, Op, Program, Progra
 
 use crate::CudaConfig;
 use crate::arena::{Plan, Region};
+use crate::counts::CountsRoom;
 use crate::experts::{RoutingRegions, is_routing};
 use crate::float8::SIDE;
 use crate::libraries::cublaslt::{self, bucket};
@@ -20,8 +21,8 @@ use crate::tables::change_words;
 use crate::unsupported;
 use crate::weights::{Placed, place};
 
-/// Number of words per row of a step for the lists of `Sample`: biases, forbidden and counted tokens. It is an average
-/// over the rows.
+/// Number of words per row of a step for the lists of `Sample`: biases, forbidden tokens and tokens to report. It is an
+/// average over the rows.
 const LIST_WORDS: usize = 1024;
 
 /// Number of tokens that a row of `Sample` may report beside its own, as an average over the rows of a step.
@@ -169,6 +170,9 @@ pub(crate) struct Sampling {
     pub(crate) input: Region,
     /// Tokens and reported log-probabilities, in the form in which they are copied back.
     pub(crate) output: Region,
+    /// Counts of penalties and their changes.
+    pub(crate) counts: (Region, Region),
+    pub(crate) counts_room: CountsRoom,
 }
 
 impl Layout {
@@ -206,10 +210,13 @@ impl Layout {
         let patches = plan.take((limits.tokens as u64).saturating_mul(patch_cols(program) as u64));
         let step_kv = block_elements(&program.step_kv()).saturating_mul(dtype.bytes() as u64);
         let step_kv = plan.take(step_kv.saturating_mul(limits.step_blocks() as u64));
+        let counts_room = CountsRoom::new(program.vocab_size, limits);
         let sampling = Sampling {
             adjusted: plan.take(limits.rows as u64 * logits_stride(program.vocab_size) * floats),
             input: plan.take(words(sampling_words(program.vocab_size, limits.rows))),
             output: plan.take(words(limits.rows * (5 + 2 * REPORTED))),
+            counts: (plan.take(words(counts_room.words())), plan.take(words(counts_room.change_words()))),
+            counts_room,
         };
         Ok(Self {
             weights,
@@ -396,7 +403,7 @@ mod tests {
                 images.plan.bytes() - images.weight_bytes,
                 CONTEXT as u64 * row,
             ];
-            assert_eq!(found.map(|bytes| bytes >> 20), [15_623, 1020, 1100, 1311, 256], "MiB, {dtype:?}");
+            assert_eq!(found.map(|bytes| bytes >> 20), [15_623, 1040, 1100, 1311, 256], "MiB, {dtype:?}");
         }
     }
 }

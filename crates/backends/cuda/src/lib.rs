@@ -22,6 +22,7 @@ mod bench;
 mod build;
 mod cache;
 mod config;
+mod counts;
 mod driver;
 mod dummy;
 mod encoder;

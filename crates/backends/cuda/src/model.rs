@@ -1,5 +1,7 @@
 //! A loaded model: its programs, its caches and its recorded steps.
 
+use std::time::Duration;
+
 use octavo_kernels::params::{KV_BLOCK, LORA_MAX_RANK};
 use octavo_ops::sampling::{SampleBatch, SampledToken};
 use octavo_ops::{
@@ -304,6 +306,7 @@ impl Model {
         }
         let rows = self.texts.as_ref().map_or(batch, Texts::step);
         let exact = self.filler.plan(rows, program.position_streams(), self.plans);
+        self.sampling.begin_forward()?;
         let recorded = self.recorded(rows, &exact);
         let shape = recorded.map_or(exact, |at| self.graphs[at].shape);
         upload(&mut self.blocks, &self.filler, rows, &shape, self.loaded.step())?;
@@ -312,6 +315,7 @@ impl Model {
             Some(at) => self.graphs[at].graph.launch()?,
             None => self.loaded.machine.run(&self.step(shape))?,
         }
+        self.sampling.end_forward()?;
         let (replayed, launched) = &mut self.steps;
         *(if recorded.is_some() { replayed } else { launched }) += 1;
         self.last = (batch.sampled_rows.len(), batch.pooled_rows.len());
@@ -344,6 +348,11 @@ impl Model {
 
     pub(crate) fn take_tokens(&mut self, out: &mut Vec<SampledToken>) -> Result<(), BackendError> {
         self.sampling.take(out)
+    }
+
+    /// Returns the time that the device worked on the step whose tokens were taken last.
+    pub(crate) fn step_time(&self) -> Option<Duration> {
+        self.sampling.step_time()
     }
 
     /// Returns the hidden states of the last step and their number; a word holds two of 16 bits, and the last word may

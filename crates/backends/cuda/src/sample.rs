@@ -1,6 +1,8 @@
 //! `Sample`: converts logits on the device to tokens.
 
+use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use octavo_kernels::manifest;
 use octavo_kernels::params::{
@@ -12,6 +14,7 @@ use octavo_ops::sampling::{SampleBatch, SampleRow, SampledToken, Sampler, TokenC
 
 use crate::arena::{Arena, Region};
 use crate::build::{Instances, KernelId};
+use crate::counts::Counts;
 use crate::driver::{Event, Gpu, Pinned};
 use crate::failed;
 use crate::forward::Machine;
@@ -26,6 +29,7 @@ const ALIGNMENT: usize = 4;
 /// Kernels, in the order of their launches.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SampleKernels {
+    counts: KernelId,
     adjust: KernelId,
     draw: KernelId,
     logprobs: KernelId,
@@ -34,6 +38,7 @@ pub(crate) struct SampleKernels {
 impl SampleKernels {
     pub(crate) fn new(instances: &mut Instances) -> Self {
         Self {
+            counts: instances.id(manifest::table_runs()),
             adjust: instances.id(manifest::sampling_adjust()),
             draw: instances.id(manifest::sampling_draw()),
             logprobs: instances.id(manifest::sampling_logprobs()),
@@ -48,8 +53,6 @@ struct Lists {
     bias_ids: Vec<u32>,
     bias_values: Vec<u32>,
     forbidden: Vec<u32>,
-    count_ids: Vec<u32>,
-    count_times: Vec<u32>,
     listed: Vec<u32>,
     masks: Vec<u32>,
 }
@@ -60,13 +63,13 @@ impl Lists {
         self.arrays().into_iter().for_each(Vec::clear);
     }
 
-    fn arrays(&mut self) -> [&mut Vec<u32>; 7] {
-        let Self { bias_ids, bias_values, forbidden, count_ids, count_times, listed, masks, .. } = self;
-        [bias_ids, bias_values, forbidden, count_ids, count_times, listed, masks]
+    fn arrays(&mut self) -> [&mut Vec<u32>; 5] {
+        let Self { bias_ids, bias_values, forbidden, listed, masks, .. } = self;
+        [bias_ids, bias_values, forbidden, listed, masks]
     }
 
-    /// Adds a row with its lists.
-    fn push(&mut self, row: &SampleRow<'_>, vocab: usize) {
+    /// Adds a row with its lists. `counts` are its entries among the counts.
+    fn push(&mut self, row: &SampleRow<'_>, counts: Range<u32>, vocab: usize) {
         let mut out = plain(row);
         (out.bias_start, out.forbidden_start) = (self.bias_ids.len() as u32, self.forbidden.len() as u32);
         for &(id, bias) in row.logit_bias.iter().filter(|(id, _)| (*id as usize) < vocab) {
@@ -75,11 +78,7 @@ impl Lists {
         }
         self.forbidden.extend(row.forbidden.iter().filter(|&&id| (id as usize) < vocab));
         (out.bias_end, out.forbidden_end) = (self.bias_ids.len() as u32, self.forbidden.len() as u32);
-        out.counts_start = self.count_ids.len() as u32;
-        if let Some(counts) = row.counts.filter(|_| row.params.needs_counts()) {
-            self.count(counts, vocab);
-        }
-        out.counts_end = self.count_ids.len() as u32;
+        (out.counts_start, out.counts_end) = (counts.start, counts.end);
         if let Some(mask) = row.mask {
             let words = vocab.div_ceil(32);
             out.mask_row = (self.masks.len() / words) as u32;
@@ -99,20 +98,6 @@ impl Lists {
         }
         out.listed_end = self.listed.len() as u32;
         self.rows.push(out);
-    }
-
-    /// Counts the tokens of prompt or output, each once.
-    fn count(&mut self, counts: &TokenCounts, vocab: usize) {
-        for &(id, times) in counts.output.iter().filter(|(id, _)| (*id as usize) < vocab) {
-            self.count_ids.push(id);
-            self.count_times.push(times);
-        }
-        for &id in counts.prompt.iter().filter(|&&id| (id as usize) < vocab) {
-            if counts.output.binary_search_by_key(&id, |(id, _)| *id).is_err() {
-                self.count_ids.push(id);
-                self.count_times.push(0);
-            }
-        }
     }
 
     /// Returns the number of words of all arrays.
@@ -151,13 +136,30 @@ fn reported(row: &SampleRow<'_>, vocab: usize) -> usize {
     }
 }
 
+/// Begin and end of what a step launches at once. The device may be idle in between, while the host fills masks.
+struct Span {
+    begin: Event,
+    end: Event,
+}
+
+impl Span {
+    fn new(gpu: &Arc<Gpu>) -> Result<Self, BackendError> {
+        Ok(Self { begin: Event::timed(gpu)?, end: Event::timed(gpu)? })
+    }
+
+    fn time(&self) -> Result<Duration, BackendError> {
+        Ok(self.end.since(&self.begin)?)
+    }
+}
+
 /// Host memory of a step that is being sampled.
 struct Slot {
     /// Rows and lists to be copied to the device.
     input: Pinned,
-    /// Tokens and reported log-probabilities, valid when `done` has completed.
+    /// Tokens and reported log-probabilities, valid when the sampling has ended.
     output: Pinned,
-    done: Event,
+    forward: Span,
+    sampling: Span,
     /// Rows of the step.
     rows: Vec<SamplingRow>,
     /// Maximum number of tokens that a row reports beside its own.
@@ -172,7 +174,8 @@ impl Slot {
         Ok(Self {
             input: pinned(regions.input)?,
             output: pinned(regions.output)?,
-            done: Event::new(gpu)?,
+            forward: Span::new(gpu)?,
+            sampling: Span::new(gpu)?,
             rows: Vec::new(),
             stride: 0,
             on_host: Vec::new(),
@@ -217,14 +220,17 @@ pub(crate) struct Sampling {
     output: u64,
     vocab: usize,
     lists: Lists,
+    counts: Counts,
     /// Counts with the token of the step before, for rows that are sampled on the host.
-    counts: Vec<(usize, TokenCounts)>,
+    counts_on_host: Vec<(usize, TokenCounts)>,
     sampler: Sampler,
     slots: [Slot; 2],
     /// Slot of the next step.
     next: usize,
     /// Number of steps whose tokens have not been taken.
     under_way: usize,
+    /// Time of the step whose tokens were taken last.
+    step_time: Option<Duration>,
     /// Number of rows of the latest step, to which the next may refer.
     drawn: usize,
 }
@@ -240,6 +246,7 @@ impl Sampling {
         vocab: usize,
     ) -> Result<Self, BackendError> {
         let regions = &layout.sampling;
+        let counts_at = [arena.at(regions.counts.0), arena.at(regions.counts.1)];
         Ok(Self {
             kernels,
             logits,
@@ -248,11 +255,13 @@ impl Sampling {
             output: arena.at(regions.output),
             vocab,
             lists: Lists::default(),
-            counts: Vec::new(),
+            counts: Counts::new(&machine.gpu, regions.counts_room, counts_at, kernels.map(|kernels| kernels.counts))?,
+            counts_on_host: Vec::new(),
             sampler: Sampler::new(),
             slots: [Slot::new(&machine.gpu, regions)?, Slot::new(&machine.gpu, regions)?],
             next: 0,
             under_way: 0,
+            step_time: None,
             drawn: 0,
         })
     }
@@ -260,6 +269,21 @@ impl Sampling {
     /// Returns the number of rows of the step that was sampled last, whose tokens are still on the device.
     pub(crate) fn drawn(&self) -> usize {
         self.drawn
+    }
+
+    /// Records the begin of the next step, before its forward pass is launched.
+    pub(crate) fn begin_forward(&self) -> Result<(), BackendError> {
+        Ok(self.slots[self.next].forward.begin.record()?)
+    }
+
+    /// Records the end of the forward pass of the next step.
+    pub(crate) fn end_forward(&self) -> Result<(), BackendError> {
+        Ok(self.slots[self.next].forward.end.record()?)
+    }
+
+    /// Returns the time that the device worked on the step whose tokens were taken last.
+    pub(crate) fn step_time(&self) -> Option<Duration> {
+        self.step_time
     }
 
     /// Starts to sample a token for each row.
@@ -286,6 +310,8 @@ impl Sampling {
 
     fn launch(&mut self, machine: &Machine, batch: &SampleBatch<'_>) -> Result<(), BackendError> {
         self.gather(batch);
+        self.slots[self.next].sampling.begin.record()?;
+        self.counts.send(machine)?;
         self.count_pending(machine, batch)?;
         if !batch.rows.is_empty() {
             let kernels = self.kernels.ok_or_else(|| failed("the model predicts no tokens"))?;
@@ -303,13 +329,13 @@ impl Sampling {
             let words = slot.words();
             machine.gpu.fetch(&mut slot.output, words, self.output)?;
         }
-        Ok(self.slots[self.next].done.record()?)
+        Ok(self.slots[self.next].sampling.end.record()?)
     }
 
     /// Counts the tokens of the step before for the rows that are sampled on the host, before others take their place on the
     /// device.
     fn count_pending(&mut self, machine: &Machine, batch: &SampleBatch<'_>) -> Result<(), BackendError> {
-        self.counts.clear();
+        self.counts_on_host.clear();
         for (index, row) in self.slots[self.next].rows.iter().enumerate() {
             let asked = &batch.rows[index];
             let Some(pending) = asked.pending.filter(|_| row.flags & SAMPLING_PADDING != 0) else { continue };
@@ -317,7 +343,7 @@ impl Sampling {
             machine.gpu.download(&mut token, self.output + u64::from(pending) * size_of::<u32>() as u64)?;
             let mut counts = asked.counts.cloned().unwrap_or_default();
             counts.push(token[0]);
-            self.counts.push((index, counts));
+            self.counts_on_host.push((index, counts));
         }
         Ok(())
     }
@@ -326,6 +352,7 @@ impl Sampling {
     fn gather(&mut self, batch: &SampleBatch<'_>) {
         let (lists, slot) = (&mut self.lists, &mut self.slots[self.next]);
         lists.clear();
+        self.counts.begin();
         slot.on_host.clear();
         slot.stride = 0;
         let room = slot.output.len() / batch.rows.len().max(1);
@@ -333,15 +360,16 @@ impl Sampling {
         for (index, row) in batch.rows.iter().enumerate() {
             let wanted = reported(row, self.vocab);
             let brought = row.logit_bias.len() * 2 + row.forbidden.len() + row.logprob_ids.len();
-            let counted = row.counts.map_or(0, |counts| 2 * (counts.prompt.len() + counts.output.len()));
             let masked = row.mask.map_or(0, |_| self.vocab.div_ceil(32));
-            // Each of the seven lists may be followed by padding; the remaining rows need their own words.
+            // Each of the five lists may be followed by padding; the remaining rows need their own words.
             let rest = (batch.rows.len() - index) * ROW_WORDS + 8 * ALIGNMENT;
-            if wanted > most || lists.words() + rest + brought + counted + masked > slot.input.len() {
-                lists.rows.push(SamplingRow { flags: SAMPLING_PADDING, ..SamplingRow::GREEDY });
-            } else {
-                lists.push(row, self.vocab);
-                slot.stride = slot.stride.max(wanted);
+            let fits = wanted <= most && lists.words() + rest + brought + masked <= slot.input.len();
+            match self.counts.place(row).filter(|_| fits) {
+                None => lists.rows.push(SamplingRow { flags: SAMPLING_PADDING, ..SamplingRow::GREEDY }),
+                Some(counts) => {
+                    lists.push(row, counts, self.vocab);
+                    slot.stride = slot.stride.max(wanted);
+                }
             }
         }
         std::mem::swap(&mut lists.rows, &mut slot.rows);
@@ -365,7 +393,8 @@ impl Sampling {
             if array.is_empty() { 0 } else { self.input + (start * size_of::<u32>()) as u64 }
         });
         machine.gpu.upload(self.input, &slot.input, end)?;
-        let [bias_ids, bias_values, forbidden_ids, count_ids, count_times, listed_ids, masks] = arrays;
+        let [bias_ids, bias_values, forbidden_ids, listed_ids, masks] = arrays;
+        let [count_ids, count_times] = self.counts.arrays();
         let output = |words: usize| self.output + (words * size_of::<u32>()) as u64;
         Ok(SamplingParams {
             logits: self.logits,
@@ -404,7 +433,7 @@ impl Sampling {
             machine.gpu.download(&mut words, self.logits + row)?;
             let logits: Vec<f32> = words.into_iter().map(f32::from_bits).collect();
             let mut asked = batch.rows[index];
-            if let Some((_, counts)) = self.counts.iter().find(|(of, _)| *of == index) {
+            if let Some((_, counts)) = self.counts_on_host.iter().find(|(of, _)| *of == index) {
                 asked.counts = Some(counts);
             }
             let token = self.sampler.sample(&logits, &asked);
@@ -422,7 +451,8 @@ impl Sampling {
         }
         let slot = &mut self.slots[(self.next + self.under_way) % 2];
         self.under_way -= 1;
-        slot.done.wait()?;
+        slot.sampling.end.wait()?;
+        self.step_time = Some(slot.forward.time()? + slot.sampling.time()?);
         let mut on_host = std::mem::take(&mut slot.on_host).into_iter();
         for (index, row) in slot.rows.iter().enumerate() {
             let token = slot.token(index).or_else(|| on_host.next().map(|(_, token)| token));
@@ -447,29 +477,27 @@ mod tests {
     fn lists_are_told_by_ranges() {
         let greedy = SampleParams::default();
         let penalised = SampleParams { repetition_penalty: 1.2, logprobs: Some(2), ..greedy };
-        let counts = TokenCounts { prompt: vec![1, 4], output: vec![(2, 3), (4, 1)] };
         let mask = [0b1010];
         let mut lists = Lists::default();
-        lists.push(&SampleRow::new(&greedy), 40);
+        lists.push(&SampleRow::new(&greedy), 0..0, 40);
         lists.push(
             &SampleRow {
-                counts: Some(&counts),
                 logit_bias: &[(3, 1.5), (99, 2.0)],
                 forbidden: &[7, 40],
                 mask: Some(&mask),
                 logprob_ids: &[9],
                 ..SampleRow::new(&penalised)
             },
+            5..8,
             40,
         );
         assert_eq!(lists.rows[0], SamplingRow::GREEDY);
         let row = lists.rows[1];
         assert_eq!(row.flags, SAMPLING_ADJUST | SAMPLING_LOGPROBS);
         assert_eq!((row.bias_start..row.bias_end, row.forbidden_start..row.forbidden_end), (0..1, 0..1));
-        assert_eq!((row.counts_start..row.counts_end, row.listed_start..row.listed_end), (0..3, 0..1));
-        assert_eq!((&lists.count_ids[..], &lists.count_times[..]), (&[2, 4, 1][..], &[3, 1, 0][..]));
+        assert_eq!((row.counts_start..row.counts_end, row.listed_start..row.listed_end), (5..8, 0..1));
         assert_eq!((row.mask_row, &lists.masks[..]), (0, &[0b1010, 0][..]));
-        assert_eq!(lists.words(), 48 + 4 * 7);
+        assert_eq!(lists.words(), 48 + 4 * 5);
     }
 
     #[test]
@@ -477,17 +505,9 @@ mod tests {
         let greedy = SampleParams::default();
         let penalised = SampleParams { presence_penalty: 0.5, ..greedy };
         let mut lists = Lists::default();
-        lists.push(&SampleRow { pending: Some(3), ..SampleRow::new(&penalised) }, 40);
-        lists.push(&SampleRow { pending: Some(3), ..SampleRow::new(&greedy) }, 40);
+        lists.push(&SampleRow { pending: Some(3), ..SampleRow::new(&penalised) }, 0..0, 40);
+        lists.push(&SampleRow { pending: Some(3), ..SampleRow::new(&greedy) }, 0..0, 40);
         assert_eq!((lists.rows[0].pending, lists.rows[0].flags), (3, SAMPLING_ADJUST));
         assert_eq!(lists.rows[1], SamplingRow::GREEDY);
-    }
-
-    #[test]
-    fn counts_without_a_penalty_are_not_sent() {
-        let (greedy, counts) = (SampleParams::default(), TokenCounts::new(&[1], &[2]));
-        let mut lists = Lists::default();
-        lists.push(&SampleRow { counts: Some(&counts), ..SampleRow::new(&greedy) }, 40);
-        assert_eq!(lists.rows[0], SamplingRow::GREEDY);
     }
 }

@@ -6,14 +6,12 @@ use octavo_runner::{KvBudget, kv_cache_spec};
 use tracing::{info, warn};
 
 use crate::cli::{EngineArgs, MaxModelLen};
+use crate::serve::device::Computer;
 use crate::serve::model::LoadedModel;
 use crate::system::{self, human_bytes};
 
 /// Default limit of the KV cache in bytes, which is vLLM's default on CPUs.
 const DEFAULT_LIMIT: u64 = 4 << 30;
-
-/// Largest default of the number of tokens in a step.
-const STEP_TOKENS: usize = 2048;
 
 /// Default share of the memory that is available after loading the weights.
 const SHARE: f64 = 0.5;
@@ -25,25 +23,25 @@ pub(crate) struct KvPlan {
     pub(crate) max_model_len: usize,
 }
 
-/// Plans the KV cache, from whose memory a media cache of `media_rows` rows is taken. `device_bytes` is the free memory of
-/// a GPU; `None` if the cache is in host memory.
+/// Plans the KV cache of a device, from whose memory a media cache of `media_rows` rows is taken.
 pub(crate) fn plan(
     args: &EngineArgs,
     model: &LoadedModel,
-    backend: &dyn Backend,
-    device_bytes: Option<u64>,
+    computer: &Computer,
     block_size: usize,
     media_rows: usize,
 ) -> Result<KvPlan> {
+    let (backend, device_bytes) = (computer.backend.as_ref(), computer.kv_bytes);
     let (budget, blocks) = blocks(args, &model.program, backend, device_bytes, block_size, media_rows);
-    let step = args.max_num_batched_tokens.unwrap_or(STEP_TOKENS);
+    let step = args.max_num_batched_tokens.unwrap_or(computer.steps.tokens);
     let step = if model.program.reduces_rows() { usize::MAX } else { step };
     let fits = kv_cache_spec(backend, &model.program, block_size, blocks).longest_sequence(step);
     let max_model_len = max_model_len(args, model.checkpoint.config().max_position_embeddings, fits, device_bytes)?;
     Ok(KvPlan { budget, max_model_len })
 }
 
-/// The budget of the cache and the resulting number of blocks, including the null block.
+/// The budget of the cache and the resulting number of blocks, including the null block. `device_bytes` is the free memory of
+/// a GPU; `None` if the cache is in host memory.
 pub(crate) fn blocks(
     args: &EngineArgs,
     program: &Program,

@@ -203,13 +203,13 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     let choice = device::choose(args)?;
     let adapter_limits = adapters::limits(&args.adapters)?;
     let files = ModelFiles::open(args)?;
-    let (mut model, Computer { backend, device, mut steps, kv_bytes, kv_cache_dtype, .. }) =
-        device::load(&choice, args, files)?;
-    let (backend_name, on_gpu) = (backend.name(), kv_bytes.is_some());
-    let block_size = block_size(limits, backend.as_ref())?;
+    let (mut model, computer) = device::load(&choice, args, files)?;
+    let (backend_name, on_gpu) = (computer.backend.name(), computer.kv_bytes.is_some());
+    let block_size = block_size(limits, computer.backend.as_ref())?;
     let longest = limits.longest_context(model.checkpoint.config().max_position_embeddings);
     let image_tokens = model.vision.as_ref().map_or(0, |vision| vision.tokens_at_once(longest));
-    let plan = kv::plan(limits, &model, backend.as_ref(), kv_bytes, block_size, image_tokens)?;
+    let plan = kv::plan(limits, &model, &computer, block_size, image_tokens)?;
+    let Computer { backend, device, mut steps, kv_cache_dtype, .. } = computer;
     let vision = model.vision.as_ref();
     steps.tokens = device::step_tokens(limits, steps.tokens, &model.program, vision, plan.max_model_len)?;
     let runner_config = RunnerConfig {

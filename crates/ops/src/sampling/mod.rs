@@ -14,4 +14,4 @@ mod types;
 
 pub use philox::{philox4x32, uniform};
 pub use reference::{Sampler, largest, largest_value};
-pub use types::{SampleBatch, SampleParams, SampleRow, SampledToken, TokenCounts, TokenLogprobs};
+pub use types::{CountsId, SampleBatch, SampleParams, SampleRow, SampledToken, TokenCounts, TokenLogprobs};

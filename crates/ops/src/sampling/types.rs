@@ -1,5 +1,7 @@
 //! Inputs and results of the `Sample` op.
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
 use crate::BackendError;
 
 /// Sampling parameters of a row. The code that parses the request checks the ranges.
@@ -54,14 +56,27 @@ impl Default for SampleParams {
     }
 }
 
-/// Counts of the tokens of a sequence, for the penalties. The runner owns one per slot and updates it with each sampled
+/// Identity of the counts of a sequence; the default is that of none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CountsId(u64);
+
+impl CountsId {
+    fn next() -> Self {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        Self(LAST.fetch_add(1, Relaxed) + 1)
+    }
+}
+
+/// Counts of the tokens of a sequence, for the penalties. The runner owns one per seat and updates it with each sampled
 /// token.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct TokenCounts {
     /// Ids of the prompt, ascending, without duplicates.
     pub prompt: Vec<u32>,
     /// `(id, times generated)`, ascending by id.
     pub output: Vec<(u32, u32)>,
+    generated: Vec<u32>,
+    id: CountsId,
 }
 
 impl TokenCounts {
@@ -70,19 +85,47 @@ impl TokenCounts {
         let mut prompt = prompt.to_vec();
         prompt.sort_unstable();
         prompt.dedup();
-        let mut counts = Self { prompt, output: Vec::new() };
+        let mut counts = Self { prompt, output: Vec::new(), generated: Vec::new(), id: CountsId::next() };
         output.iter().for_each(|&token| counts.push(token));
+        counts
+    }
+
+    /// Returns the identity. With the same one, the prompt is the same, and fewer generated tokens are the first of more.
+    pub fn id(&self) -> CountsId {
+        self.id
+    }
+
+    /// Returns the generated tokens in order.
+    pub fn generated(&self) -> &[u32] {
+        &self.generated
+    }
+
+    /// Returns the counts with a token that may never be generated, such as a draft.
+    #[must_use]
+    pub fn with(&self, token: u32) -> Self {
+        let mut counts = Self { id: CountsId::next(), ..self.clone() };
+        counts.push(token);
         counts
     }
 
     /// Counts one more generated token.
     pub fn push(&mut self, token: u32) {
+        self.generated.push(token);
         match self.output.binary_search_by_key(&token, |&(id, _)| id) {
             Ok(i) => self.output[i].1 += 1,
             Err(i) => self.output.insert(i, (token, 1)),
         }
     }
 }
+
+impl PartialEq for TokenCounts {
+    /// Compares how often tokens were generated, in whatever order.
+    fn eq(&self, other: &Self) -> bool {
+        (&self.prompt, &self.output) == (&other.prompt, &other.output)
+    }
+}
+
+impl Eq for TokenCounts {}
 
 /// Sampler input of a row.
 #[derive(Clone, Copy, Debug)]
@@ -91,6 +134,8 @@ pub struct SampleRow<'a> {
     pub params: &'a SampleParams,
     /// Index of the output token in its sequence, from 0. Seed and index together determine the random number.
     pub output_position: u32,
+    /// Seat of the sequence: its index in what a backend keeps from step to step.
+    pub seat: u32,
     /// Counts of the tokens seen; `None` without penalties.
     pub counts: Option<&'a TokenCounts>,
     /// Row of the step that was sampled before, if its token counts too and the host does not know it yet. Only a backend
@@ -115,6 +160,7 @@ impl<'a> SampleRow<'a> {
         Self {
             params,
             output_position: 0,
+            seat: 0,
             counts: None,
             pending: None,
             logit_bias: &[],

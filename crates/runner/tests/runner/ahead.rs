@@ -1,12 +1,14 @@
 //! Tests of steps that are submitted before the tokens of earlier steps are known.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use octavo_engine::{Executor, InputToken, Joined, SamplingParams, StepMasks, StepPlan};
 use octavo_ops::StepBatch;
 use octavo_runner::{Runner, RunnerConfig};
+use octavo_telemetry::{Telemetry, TelemetryConfig};
 
-use crate::fake::{CONFIG, FakeBackend, Fate, Log, backend, ids, prefill, program, push, start};
+use crate::fake::{CONFIG, FakeBackend, Fate, Log, backend, decode, ids, prefill, program, push, start};
 
 /// Returns a step of the sequences in seats 1 and 2, and the next one in another order, whose tokens are not known yet.
 fn two_steps(params: &SamplingParams) -> [StepPlan; 2] {
@@ -128,4 +130,51 @@ fn a_failure_is_told_to_those_who_wait_for_its_step() {
         let (results, _) = run_ahead(backend(&[fate]), &SamplingParams::default());
         assert_eq!(results, expected);
     }
+}
+
+/// Runs a step whose chunk of a prompt draws nothing, and one that draws. The engine fills masks and asks late. Returns the
+/// number of steps and the time for which the device was busy.
+fn busy(backend: FakeBackend) -> (f64, f64) {
+    let telemetry = Telemetry::new(TelemetryConfig { model_name: "m".into(), engine: 0, max_model_len: 8 });
+    let register = |device: &_| telemetry.device(device);
+    let mut runner = Runner::observed(Box::new(backend), program(), CONFIG, None, register).unwrap();
+    let mut plan = prefill(1, SamplingParams::default());
+    plan.rows.clear();
+    for plan in [plan, decode(2, 3, InputToken::Id(10))] {
+        let step = plan.step;
+        runner.submit(plan).unwrap();
+        std::thread::sleep(LATE);
+        runner.sample(step, StepMasks::default()).unwrap();
+        std::thread::sleep(LATE);
+        runner.wait().unwrap();
+    }
+    let text = telemetry.render();
+    let value = |name: &str| {
+        let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+        line.rsplit_once(' ').unwrap().1.parse().unwrap()
+    };
+    (value("octavo_step_busy_seconds_count"), value("octavo_step_busy_seconds_sum"))
+}
+
+/// Much longer than the calls of the fake backend take.
+const LATE: Duration = Duration::from_millis(300);
+
+#[test]
+fn an_engine_that_asks_late_does_not_make_the_device_busy() {
+    let (steps, seconds) = busy(backend(&[]));
+    assert!(steps == 2.0 && (1e-9..LATE.as_secs_f64()).contains(&seconds), "the calls took {seconds} s");
+    let measured = FakeBackend { in_flight: 2, step_time: Some(Duration::from_millis(7)), ..backend(&[]) };
+    let (steps, seconds) = busy(measured);
+    assert!(steps == 2.0 && (seconds - 0.014).abs() < 1e-9, "the backend has measured {seconds} s");
+}
+
+#[test]
+fn the_engine_waits_for_a_step_that_draws_nothing() {
+    let (mut runner, log) = start(FakeBackend { in_flight: 2, ..backend(&[]) });
+    let mut plan = prefill(1, SamplingParams::default());
+    plan.rows.clear();
+    runner.submit(plan).unwrap();
+    runner.sample(1, StepMasks::default()).unwrap();
+    assert_eq!(ids(&runner.wait().unwrap()), [0u32; 0]);
+    assert_eq!(log.lock().unwrap().calls, [("forward", 1), ("start", 1), ("take", 1)]);
 }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use octavo_engine::{
     Executor, InputToken, Joined, PlannedRow, PlannedSequence, RowKind, SamplingParams, Seat, StepId, StepMasks,
@@ -57,6 +58,8 @@ pub(crate) struct FakeBackend {
     pub(crate) fates: Vec<Fate>,
     pub(crate) steps: usize,
     pub(crate) in_flight: usize,
+    /// Time that it has measured for each step.
+    pub(crate) step_time: Option<Duration>,
     /// A forward pass waits for a message if there is a gate.
     pub(crate) gate: Option<Receiver<()>>,
     /// Tokens that have not been taken, with the number of their step.
@@ -167,6 +170,10 @@ impl Backend for FakeBackend {
         }
     }
 
+    fn step_time(&self) -> Option<Duration> {
+        self.step_time
+    }
+
     /// Row e of the n-th step is [n, the row of the step that is pooled].
     fn embeddings(&mut self, out: &mut Vec<f32>) -> Result<(), BackendError> {
         out.clear();
@@ -210,6 +217,7 @@ pub(crate) fn backend(fates: &[Fate]) -> FakeBackend {
         fates: fates.to_vec(),
         steps: 0,
         in_flight: 1,
+        step_time: None,
         gate: None,
         waiting: VecDeque::new(),
     }

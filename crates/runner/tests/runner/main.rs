@@ -77,7 +77,7 @@ fn the_sampler_gets_what_the_sequence_asked_for() {
     let row = SeenRow {
         seed: 77,
         output_position: 0,
-        counts: Some(TokenCounts { prompt: prompt.clone(), output: vec![] }),
+        counts: Some(TokenCounts::new(&prompt, &[])),
         pending: None,
         bias: vec![(6, 1.5)],
         forbidden: vec![2, 4],
@@ -88,15 +88,15 @@ fn the_sampler_gets_what_the_sequence_asked_for() {
     };
     let returned = SeenRow {
         output_position: 3,
-        counts: Some(TokenCounts { prompt: prompt.clone(), output: vec![(8, 1), (9, 2)] }),
+        counts: Some(TokenCounts::new(&prompt, &[9, 8, 9])),
         forbidden: vec![],
         mask: Some(vec![0xf0, 0x1]),
         ..row.clone()
     };
     assert_eq!(log.rows[0], [row.clone(), returned], "the sequence that does not sample has no row");
-    let counts = |output: &[(u32, u32)]| Some(TokenCounts { prompt: prompt.clone(), output: output.to_vec() });
-    assert_eq!(log.rows[1], [SeenRow { output_position: 1, counts: counts(&[(10, 1)]), ..row.clone() }]);
-    let free = SeenRow { output_position: 2, counts: counts(&[(10, 1), (20, 1)]), forbidden: vec![], ..row.clone() };
+    let counts = |output: &[u32]| Some(TokenCounts::new(&prompt, output));
+    assert_eq!(log.rows[1], [SeenRow { output_position: 1, counts: counts(&[10]), ..row.clone() }]);
+    let free = SeenRow { output_position: 2, counts: counts(&[20, 10]), forbidden: vec![], ..row.clone() };
     assert_eq!(log.rows[2], [free], "min_tokens are reached");
     let nothing = SeenRow { logprobs: None, logprob_ids: vec![], bias: vec![], forbidden: vec![], ..row };
     let plain = SeenRow { seed: 0, counts: None, ..nothing };

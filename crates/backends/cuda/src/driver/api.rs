@@ -50,6 +50,7 @@ functions! {
         cuEventDestroy_v2: fn(CUevent);
         cuEventRecord: fn(CUevent, CUstream);
         cuEventSynchronize: fn(CUevent);
+        cuEventElapsedTime: fn(*mut f32, CUevent, CUevent);
         cuGraphInstantiateWithFlags: fn(*mut CUgraphExec, CUgraph, c_ulonglong);
         cuGraphDestroy: fn(CUgraph);
         cuGraphUpload: fn(CUgraphExec, CUstream);

@@ -1,6 +1,7 @@
 //! A position in the stream for which the host can wait.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cudarc::driver::sys;
 
@@ -18,11 +19,19 @@ unsafe impl Send for Event {}
 impl Event {
     /// Creates an event that is complete.
     pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self, DriverError> {
+        Self::create(gpu, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+    }
+
+    /// Creates an event that is complete and keeps the time of its completion.
+    pub(crate) fn timed(gpu: &Arc<Gpu>) -> Result<Self, DriverError> {
+        Self::create(gpu, sys::CUevent_flags::CU_EVENT_DEFAULT)
+    }
+
+    fn create(gpu: &Arc<Gpu>, flags: sys::CUevent_flags) -> Result<Self, DriverError> {
         gpu.bind()?;
         let mut event = std::ptr::null_mut();
-        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
         // SAFETY: the context is current; the handle is written to a local variable.
-        gpu.api.check("cuEventCreate", unsafe { (gpu.api.cuEventCreate)(&raw mut event, flags) })?;
+        gpu.api.check("cuEventCreate", unsafe { (gpu.api.cuEventCreate)(&raw mut event, flags as u32) })?;
         Ok(Self { gpu: gpu.clone(), event })
     }
 
@@ -38,6 +47,16 @@ impl Event {
     pub(crate) fn wait(&self) -> Result<(), DriverError> {
         // SAFETY: the event is alive.
         self.gpu.api.check("cuEventSynchronize", unsafe { (self.gpu.api.cuEventSynchronize)(self.event) })
+    }
+
+    /// Returns the time from the completion of an earlier event to that of this one. Both were recorded, keep their times
+    /// and are complete.
+    pub(crate) fn since(&self, earlier: &Self) -> Result<Duration, DriverError> {
+        let mut milliseconds = 0.0;
+        // SAFETY: the events are alive; the time is written to a local variable.
+        let call = unsafe { (self.gpu.api.cuEventElapsedTime)(&raw mut milliseconds, earlier.event, self.event) };
+        self.gpu.api.check("cuEventElapsedTime", call)?;
+        Ok(Duration::from_secs_f32(milliseconds.max(0.0) / 1e3))
     }
 }
 

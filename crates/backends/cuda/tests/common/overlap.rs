@@ -63,6 +63,7 @@ impl Generation<'_> {
         let counts = &self.counts;
         let rows = order.map(|s| SampleRow {
             output_position: step as u32,
+            seat: s as u32,
             counts: params[s].needs_counts().then_some(&counts[s]),
             pending: pending(s).filter(|_| params[s].needs_counts()),
             logit_bias: if s == 2 { self.bias } else { &[] },

@@ -36,6 +36,26 @@ fn nobody_waits_for_the_device_but_who_takes_tokens() {
     assert_eq!(control.calls("cuGraphLaunch"), STEPS as u64);
 }
 
+/// A piece of work takes a millisecond of the stand-in.
+#[test]
+fn the_time_of_a_step_is_the_device_s_own() {
+    let mut backend = loaded(CudaConfig { dtype: Some(Dtype::Bf16), graphs: true, ..config() }, &wide(), BLOCKS);
+    assert_eq!(backend.step_time(), None);
+    let mut generation = Generation::new(&[]);
+    let mut times = Vec::new();
+    for step in 0..STEPS {
+        generation.start(&mut backend, step, &StepBatch::drawn);
+        // The device is given work of others, and its tokens are taken late.
+        backend.copy_blocks(&vec![(1, 2); step]).unwrap();
+        if step > 0 {
+            take(&mut backend);
+            times.push(backend.step_time().unwrap());
+        }
+    }
+    let decode = times[STEPS - 2];
+    assert!(times[1..].iter().all(|time| *time == decode) && decode.as_millis() > 0, "{times:?}");
+}
+
 /// The biases exceed the memory, so the row is sampled on the host.
 #[test]
 fn what_the_host_draws_is_the_next_step_s_token_too() {

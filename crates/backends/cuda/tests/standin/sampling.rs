@@ -120,3 +120,36 @@ fn a_row_that_reports_the_whole_vocabulary_is_served() {
     assert_eq!(out[0].logprobs.as_ref().unwrap().top.len(), VOCAB);
     assert_eq!(out[1].logprobs, None);
 }
+
+/// Three sequences draw in turn, of which one is replaced, and one has a row with a draft.
+#[test]
+fn penalties_count_what_was_generated_since_the_first_draw() {
+    let model = TinyModel { vocab_size: VOCAB, ..TinyModel::default() };
+    let mut backend = loaded(config(), &model, 64);
+    let mut rng = TestRng(31);
+    let mut batches = PagedBatches::new(16, 1, 64, &mut rng);
+    let mut sampler = Sampler::new();
+    let mut counts = [0, 1, 2].map(|_| TokenCounts::new(&rng.tokens(9, VOCAB), &[]));
+    let params =
+        SampleParams { presence_penalty: 0.5, frequency_penalty: 0.7, repetition_penalty: 1.4, ..Default::default() };
+    for step in 0..8_u32 {
+        let sequence = batches.add(rng.tokens(4, VOCAB));
+        let mut batch = batches.step(&[(sequence, 4)]);
+        batch.pooled_rows.clear();
+        backend.forward(&batch).unwrap();
+        let logits = backend.logits().unwrap();
+        if step == 5 {
+            counts[1] = TokenCounts::new(&rng.tokens(5, VOCAB), &[8, 8]);
+        }
+        let draft = counts[2].with(7);
+        let of = [(0, &counts[0]), (1, &counts[1]), (2, &counts[2]), (2, &draft)];
+        let row =
+            |(seat, counts)| SampleRow { seat, counts: Some(counts), output_position: step, ..SampleRow::new(&params) };
+        let (rows, mut found, mut expected) = (of.map(row), Vec::new(), Vec::new());
+        backend.sample(&SampleBatch { rows: &rows }, &mut found).unwrap();
+        sampler.sample_batch(&logits, &SampleBatch { rows: &rows }, &mut expected);
+        let ids = |tokens: &[SampledToken]| tokens.iter().map(|token| token.id).collect::<Vec<_>>();
+        assert_eq!(ids(&found), ids(&expected), "step {step}");
+        counts.iter_mut().zip(&found).for_each(|(counts, token)| counts.push(token.id));
+    }
+}
