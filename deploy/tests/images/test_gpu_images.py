@@ -106,7 +106,7 @@ def test_no_packed_kernel_spills(packed):
     usages = json.loads((packed / "usage.json").read_text())
     spilled = [name for name, usage in usages.items() if usage.get("stack") or usage.get("spills")]
     assert usages
-    assert not spilled
+    assert not spilled, "\n".join(spilled)
 
 
 def test_what_it_says_of_itself(image):

@@ -98,8 +98,10 @@ pub fn qkv_post(types: impl Into<AttentionTypes>) -> Instance {
     let (argument, ending) = cache.endings();
     let call = format!("qkv_post<{}{argument}>", dtype.c_name());
     let name = format!("qkv_post_{}{ending}", dtype.name());
-    // By default the compiler fits all threads of an sm_70 at once, for which it spills.
-    Instance::new::<QkvPostParams>(sources::QKV_POST, name, call, 128).typed(dtype).resident(8)
+    // By default the compiler fits all threads of an sm_70 at once, for which it spills, as it does for six CTAs in f32 on an
+    // sm_100.
+    let resident = if dtype == Dtype::F32 { 5 } else { 8 };
+    Instance::new::<QkvPostParams>(sources::QKV_POST, name, call, 128).typed(dtype).resident(resident)
 }
 
 /// Returns the instance for what latent attention does before attention itself.
@@ -126,8 +128,8 @@ pub fn paged_attention(types: impl Into<AttentionTypes>, head_size: usize) -> In
     let instance = Instance::new::<AttentionParams>(sources::ATTENTION_PLAIN, name, call, THREADS as u32).typed(dtype);
     // By default the compiler spills to fit more CTAs of large heads on an sm_70, and on an sm_120 to fit six.
     match (largest, dtype) {
-        (MAX_HEAD_SIZE, _) => instance,
         (_, Dtype::F32) => instance.resident(5),
+        (MAX_HEAD_SIZE, _) => instance,
         _ => instance.resident(8),
     }
 }
