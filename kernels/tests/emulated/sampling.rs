@@ -34,6 +34,7 @@ struct Asked {
 impl Asked {
     fn row(&self) -> SampleRow<'_> {
         SampleRow {
+            seat: 0,
             params: &self.params,
             output_position: self.output_position,
             counts: self.counts.as_ref(),
