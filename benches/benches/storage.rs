@@ -2,9 +2,9 @@
 //! octavo-benches --bench storage -- [THREADS [SECONDS]]`.
 //!
 //! Models that differ only in the storage type of their matrices compute the same steps by turns. Each type is compared with
-//! the type of GGUF that has as many bits: the printed ratio is that of speeds, so 1 is as fast. Then a model computes steps of
-//! 32 sequences by turns without adapters, with one for all and with eight. A ratio is the median over the rounds, with the
-//! least and the most of them. Every kind of step is repeated for `SECONDS` (45), on `THREADS` threads (all cores).
+//! the type of GGUF that has as many bits: the printed ratio is that of speeds, so 1 is as fast. Then a dense model and a mixture
+//! of experts compute steps of 32 sequences by turns without adapters, with one for all and with eight. A ratio is the median
+//! over the rounds, with the least and the most of them. Every kind of step is repeated for `SECONDS` (45), on `THREADS` threads (all cores).
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use octavo_backend_cpu::{CpuBackend, CpuConfig};
-use octavo_ops::testing::{PagedBatches, TestRng, TinyModel};
+use octavo_ops::testing::{PagedBatches, TestRng, TinyExperts, TinyModel};
 use octavo_ops::{AdapterSource, Backend, HeadShape, LoraMatrices, Program, SiteId, SiteKind, StepBatch, StorageType};
 
 /// Storage types, each with the one that it is compared with.
@@ -55,7 +55,10 @@ fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
     let config = CpuConfig { threads, ..CpuConfig::default() };
     let budget = Duration::from_secs(seconds);
     types(config, budget)?;
-    adapters(config, budget)
+    adapters(config, budget, None)?;
+    // Of each token, four experts are as large as the dense MLP.
+    let experts = TinyExperts { count: 32, chosen: 4, ..TinyExperts::default() };
+    adapters(config, budget, Some(experts))
 }
 
 /// Compares the storage types.
@@ -63,7 +66,8 @@ fn types(config: CpuConfig, budget: Duration) -> Result<(), Box<dyn Error>> {
     let mut storages: Vec<_> = TYPES.iter().flat_map(|(storage, other)| [*storage, *other]).collect();
     storages.sort_unstable_by_key(|storage| storage.name());
     storages.dedup();
-    let mut models = storages.iter().map(|&storage| Loaded::new(config, storage)).collect::<Result<Vec<_>, _>>()?;
+    let model = |&storage: &StorageType| Loaded::new(config, storage, None);
+    let mut models = storages.iter().map(model).collect::<Result<Vec<_>, _>>()?;
     println!("{} kernels, {} threads", models[0].backend.isa(), models[0].backend.threads());
     for sequences in DECODED {
         let steps = models.iter_mut().map(|model| model.decode(sequences)).collect::<Result<Vec<_>, _>>()?;
@@ -77,8 +81,9 @@ fn types(config: CpuConfig, budget: Duration) -> Result<(), Box<dyn Error>> {
 }
 
 /// Compares steps with adapters to those without.
-fn adapters(config: CpuConfig, budget: Duration) -> Result<(), Box<dyn Error>> {
-    let mut model = Loaded::new(config, StorageType::Q4_1)?;
+fn adapters(config: CpuConfig, budget: Duration, experts: Option<TinyExperts>) -> Result<(), Box<dyn Error>> {
+    let kind = if experts.is_some() { "experts" } else { "dense" };
+    let mut model = Loaded::new(config, StorageType::Q4_1, experts)?;
     let mut rng = TestRng(5);
     model.backend.allocate_adapters(ADAPTERS, RANK)?;
     for slot in 0..ADAPTERS {
@@ -92,7 +97,7 @@ fn adapters(config: CpuConfig, budget: Duration) -> Result<(), Box<dyn Error>> {
     };
     let steps = [base.clone(), with(1), with(ADAPTERS as u32)];
     let rounds = take_turns(budget, |index| model.time(&steps[index], 4), steps.len())?;
-    println!("decode of {sequences} with adapters of rank {RANK}");
+    println!("{kind}, decode of {sequences} with adapters of rank {RANK}");
     for (name, index) in [("one adapter", 1), ("eight adapters", 2)] {
         println!("  {name:<14} {}", Spread::of(rounds.iter().map(|round| round[0] / round[index])));
     }
@@ -152,11 +157,12 @@ struct Loaded {
 }
 
 impl Loaded {
-    fn new(config: CpuConfig, storage: StorageType) -> Result<Self, Box<dyn Error>> {
+    fn new(config: CpuConfig, storage: StorageType, experts: Option<TinyExperts>) -> Result<Self, Box<dyn Error>> {
         let model = TinyModel {
             vocab_size: 1024,
             hidden: 1536,
-            inner: 4096,
+            inner: if experts.is_some() { 1024 } else { 4096 },
+            experts,
             heads: HeadShape::new(24, 8, 64),
             layers: vec![0; 4],
             storage,
@@ -209,7 +215,8 @@ impl Adapter {
             (0..count).map(|_| f32::from_bits((rng.signed() / 100.0).to_bits() & 0xffff_0000)).collect()
         };
         let mut matrices = HashMap::new();
-        let sites = program.sites.iter().enumerate().filter(|(_, site)| site.kind == SiteKind::Linear);
+        let is_projection = |kind| matches!(kind, SiteKind::Linear | SiteKind::Experts(_));
+        let sites = program.sites.iter().enumerate().filter(|(_, site)| is_projection(site.kind));
         for id in sites.map(|(index, _)| SiteId(index)) {
             for (part, [rows, cols]) in program.site_parts(id).into_iter().enumerate() {
                 matrices.insert((id, part), [draw(RANK * cols), draw(rows * RANK)]);

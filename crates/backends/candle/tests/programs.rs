@@ -120,8 +120,9 @@ fn windows_of_texts_are_as_wide_as_they_say() {
 }
 
 #[test]
-fn unfit_adapters_are_errors() {
+fn unfit_adapters_are_errors_and_adapters_end_with_their_program() {
     SUITE.unfit_adapters_are_errors();
+    SUITE.adapters_end_with_their_program();
 }
 
 #[test]

@@ -126,9 +126,7 @@ impl Scratch {
             self.tops.reserve_zeroed(rows * product::chunks(forward.weights[weight.0].factor(), rows));
             self.largest = Some(Shared::new(&mut self.tops));
         }
-        if !forward.adapters.is_empty() {
-            self.lora.set_up(forward);
-        }
+        self.lora.set_up(forward);
         kv.share(&mut self.caches);
     }
 }

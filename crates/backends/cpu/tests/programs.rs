@@ -412,8 +412,9 @@ fn every_format_of_experts_means_what_candle_reads() {
 }
 
 #[test]
-fn unfit_adapters_are_errors() {
+fn unfit_adapters_are_errors_and_adapters_end_with_their_program() {
     each(|suite| suite.unfit_adapters_are_errors());
+    each(|suite| suite.adapters_end_with_their_program());
 }
 
 #[test]

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
 use super::suite::{BLOCK, BLOCKS, Suite, draw_parts, run, same_rows};
-use super::{MemoryWeights, PagedBatches, Reference, Rounding, TestRng, TinyModel};
-use crate::{AdapterSource, Backend, LoraMatrices, Program, SiteId};
+use super::{MemoryWeights, PagedBatches, Reference, Rounding, TestRng, TinyExperts, TinyModel};
+use crate::{AdapterSource, Backend, LoraMatrices, Program, SiteId, StepBatch};
 
 /// Largest rank of the adapters under test.
 const RANK: usize = 20;
@@ -196,5 +196,27 @@ impl Suite<'_> {
         assert!(error.ends_with("the batch is malformed: an adapter beyond the slots"), "{error}");
         batch.adapters = vec![1];
         backend.forward(&batch).expect("an empty slot adds nothing");
+    }
+
+    /// Checks that a program without adapters may follow one with them.
+    pub fn adapters_end_with_their_program(&self) {
+        let model = TinyModel { experts: Some(TinyExperts::default()), ..TinyModel::default() };
+        let adapted = Adapted::new(&model, 1, &mut TestRng(1));
+        let Adapted { program, weights, .. } = &adapted;
+        let (plain, _) = model.build().expect("the model is well formed");
+        let tokens = TestRng(2).tokens(9, plain.vocab_size);
+        let step = |program: &Program, count: usize, adapters: &[u32]| {
+            let mut batches = PagedBatches::for_program(program, BLOCK, BLOCKS, &mut TestRng(1));
+            let sequence = batches.add(tokens.clone());
+            StepBatch { adapters: adapters.to_vec(), ..batches.step(&[(sequence, count)]) }
+        };
+        let mut backend = adapted.load(self);
+        let with = run(&mut *backend, program, &step(program, 5, &[1]));
+        backend.load(&plain, weights, &mut |_| {}).expect("the weights are loaded");
+        backend.allocate_kv(BLOCK, BLOCKS).expect("there is memory");
+        // More tokens than before.
+        let without = run(&mut *backend, &plain, &step(&plain, tokens.len(), &[]));
+        assert_ne!(with, without[..5]);
+        assert_eq!(without, self.alone(&plain, weights, &tokens));
     }
 }

@@ -308,3 +308,32 @@ impl Adapters {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use octavo_ops::testing::{TinyExperts, TinyModel};
+
+    use super::*;
+
+    #[test]
+    fn a_slot_has_room_for_every_expert() {
+        const RANK: usize = 16;
+        let model = |count| TinyModel {
+            experts: Some(TinyExperts { count, ..TinyExperts::default() }),
+            hidden: 64,
+            inner: 128,
+            ..TinyModel::default()
+        };
+        let slot = |count: usize| {
+            let (program, _) = model(count).build().unwrap();
+            let program = program.with_adapters();
+            let [one, two] = [1, 2].map(|slots| AdapterPlan::new(&program, Dtype::F16, (slots, RANK), 32));
+            assert!(two.bytes() >= one.bytes() + one.slot_bytes);
+            one.slot_bytes
+        };
+        // Gate, up and down, each with A and B of 64 and 128 columns in f16. A router has a row more, within the same region.
+        let expert = (3 * RANK * (64 + 128) * 2) as u64;
+        let layers = model(5).layers.len() as u64;
+        assert_eq!(slot(7) - slot(5), layers * 2 * expert);
+    }
+}

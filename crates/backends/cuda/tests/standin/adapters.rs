@@ -78,6 +78,7 @@ fn bits_of_sixteen_do_not_depend_on_adapters_of_others_if_that_is_asked_for() {
 #[test]
 fn unfit_adapters_are_errors() {
     with_suite(&config(), 3e-4, 2e-5, |suite| suite.unfit_adapters_are_errors());
+    with_suite(&config(), 3e-4, 2e-5, |suite| suite.adapters_end_with_their_program());
     let mut backend = adapted(config(), &wide());
     let error = backend.allocate_adapters(1, 257).unwrap_err().to_string();
     assert!(error.ends_with("adapters may have a rank of 256 at most, not 257"), "{error}");
