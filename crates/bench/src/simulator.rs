@@ -20,7 +20,7 @@ use octavo_ops::cost::{ElementBytes, StepShape, op_cost};
 
 use crate::Device;
 
-/// Number of prompt rows that a step may score, as many as the runner allows.
+/// Number of prompt rows that a step may score, as many as the runner allows for a large vocabulary.
 const SCORED_ROWS: usize = 64;
 
 /// The flow of simulated time.

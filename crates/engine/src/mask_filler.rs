@@ -1,4 +1,4 @@
-//! Threads that fill the masks of a step beside the engine thread.
+//! Threads that advance constraints and fill the masks of a step beside the engine thread.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -11,26 +11,55 @@ use crate::sequence::SequenceKey;
 /// Maximum number of helper threads.
 const MOST_HELPERS: usize = 7;
 
-/// A mask to fill. It owns what it needs, so that any thread can do it.
+/// Least numbers of jobs that are worth the threads: masks take some ten microseconds each, tokens a few.
+const LEAST_MASKS: usize = 2;
+const LEAST_TOKENS: usize = 8;
+
+/// Work for a constraint. It owns what it needs, so that any thread can do it.
 pub(crate) struct MaskJob {
-    /// Index of the mask in its step.
-    pub(crate) row: usize,
     pub(crate) key: SequenceKey,
     pub(crate) constraint: Box<dyn Constraint>,
-    /// Words of the mask.
-    pub(crate) mask: Vec<u32>,
-    /// Whether the filled mask allows no token.
-    pub(crate) unsatisfiable: bool,
+    pub(crate) task: MaskTask,
+}
+
+/// What a job does.
+#[derive(Debug, PartialEq)]
+pub(crate) enum MaskTask {
+    /// Fills a mask.
+    Fill {
+        /// Index of the mask in its step.
+        row: usize,
+        /// Words of the mask.
+        mask: Vec<u32>,
+        /// Whether the filled mask allows no token.
+        unsatisfiable: bool,
+    },
+    /// Accepts a token that was drawn.
+    Accept {
+        token: u32,
+        /// Whether the constraint allows it.
+        accepted: bool,
+    },
 }
 
 impl MaskJob {
-    fn fill(&mut self) {
-        self.constraint.fill_mask(&mut self.mask);
-        self.unsatisfiable = self.mask.iter().all(|&word| word == 0);
+    fn run(&mut self) {
+        match &mut self.task {
+            MaskTask::Fill { mask, unsatisfiable, .. } => {
+                self.constraint.fill_mask(mask);
+                *unsatisfiable = mask.iter().all(|&word| word == 0);
+            }
+            MaskTask::Accept { token, accepted } => *accepted = self.constraint.accept(*token),
+        }
+    }
+
+    /// Returns the least number of such jobs that is worth the threads.
+    fn least(&self) -> usize {
+        if matches!(self.task, MaskTask::Fill { .. }) { LEAST_MASKS } else { LEAST_TOKENS }
     }
 }
 
-/// Fills masks on the caller's thread and on helper threads, which start with the first step that has several masks.
+/// Does jobs on the caller's thread and on helper threads, which start with the first step that has several.
 pub(crate) struct MaskFiller {
     /// Jobs of the step; empty between steps. Its memory is kept.
     pub(crate) jobs: Vec<MaskJob>,
@@ -66,12 +95,12 @@ impl Desk {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Fills masks until none waits, and returns the state.
+    /// Does jobs until none waits, and returns the state.
     fn work<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         while let Some(mut job) = state.waiting.pop() {
             state.held += 1;
             drop(state);
-            let outcome = catch_unwind(AssertUnwindSafe(|| job.fill()));
+            let outcome = catch_unwind(AssertUnwindSafe(|| job.run()));
             state = self.lock();
             state.held -= 1;
             match outcome {
@@ -105,10 +134,11 @@ impl MaskFiller {
         Self { jobs: Vec::new(), desk: Arc::default(), helpers, threads: Vec::new() }
     }
 
-    /// Fills the masks of all jobs, whose order may change. A panic of a constraint goes on in the caller.
-    pub(crate) fn fill(&mut self) {
-        if self.jobs.len() == 1 || self.helpers == 0 {
-            self.jobs.iter_mut().for_each(MaskJob::fill);
+    /// Does all jobs, which are of one kind and whose order may change. A panic of a constraint goes on in the caller.
+    pub(crate) fn run(&mut self) {
+        let least = self.jobs.first().map_or(usize::MAX, MaskJob::least);
+        if self.jobs.len() < least || self.helpers == 0 {
+            self.jobs.iter_mut().for_each(MaskJob::run);
             return;
         }
         self.start();
@@ -126,7 +156,7 @@ impl MaskFiller {
         }
     }
 
-    /// Starts the helper threads, unless they run. The caller fills all masks if there is no thread to be had.
+    /// Starts the helper threads, unless they run. The caller does all jobs if there is no thread to be had.
     fn start(&mut self) {
         while self.threads.len() < self.helpers {
             let desk = self.desk.clone();
@@ -179,17 +209,23 @@ mod tests {
             mask[0] = self.number;
         }
 
-        fn accept(&mut self, _: u32) -> bool {
-            true
+        fn accept(&mut self, token: u32) -> bool {
+            self.fill_mask(&mut [0]);
+            token == self.number
         }
 
         fn rollback(&mut self, _: usize) {}
     }
 
     fn add(filler: &mut MaskFiller, number: u32, filling: &Arc<AtomicUsize>, expected: usize) {
+        let row = filler.jobs.len();
+        let task = MaskTask::Fill { row, mask: vec![u32::MAX; 2], unsatisfiable: false };
+        push(filler, number, filling, expected, task);
+    }
+
+    fn push(filler: &mut MaskFiller, number: u32, filling: &Arc<AtomicUsize>, expected: usize, task: MaskTask) {
         let constraint = Box::new(Together { number, filling: filling.clone(), expected });
-        let (row, key) = (filler.jobs.len(), SequenceKey::default());
-        filler.jobs.push(MaskJob { row, key, constraint, mask: vec![u32::MAX; 2], unsatisfiable: false });
+        filler.jobs.push(MaskJob { key: SequenceKey::default(), constraint, task });
     }
 
     #[test]
@@ -201,12 +237,29 @@ mod tests {
                 add(&mut filler, number, &filling, 3);
             }
             let begun = Instant::now();
-            filler.fill();
+            filler.run();
             assert!(begun.elapsed() < Duration::from_secs(20), "three at a time");
-            filler.jobs.sort_unstable_by_key(|job| job.row);
-            for (number, job) in filler.jobs.drain(..).enumerate() {
-                assert_eq!((job.row, job.mask, job.unsatisfiable), (number, vec![number as u32, 0], number == 0));
+            let done: Vec<MaskTask> = filler.jobs.drain(..).map(|job| job.task).collect();
+            for row in 0..9 {
+                let expected = MaskTask::Fill { row, mask: vec![row as u32, 0], unsatisfiable: row == 0 };
+                assert!(done.contains(&expected), "{expected:?} of {done:?}");
             }
+        }
+    }
+
+    #[test]
+    fn helpers_accept_tokens_if_there_are_some() {
+        for (count, expected) in [(7, 1), (8, 3), (20, 3)] {
+            let mut filler = MaskFiller::with_helpers(2);
+            let filling = Arc::default();
+            for number in 0..count {
+                let task = MaskTask::Accept { token: number % 5, accepted: false };
+                push(&mut filler, number, &filling, expected, task);
+            }
+            filler.run();
+            let accepted = |job: &&MaskJob| matches!(job.task, MaskTask::Accept { accepted: true, .. });
+            assert_eq!((filler.jobs.iter().filter(accepted).count(), filler.jobs.len()), (5, count as usize));
+            assert_eq!(filler.threads.len(), if expected == 1 { 0 } else { 2 });
         }
     }
 
@@ -214,8 +267,9 @@ mod tests {
     fn one_mask_needs_no_helper() {
         let mut filler = MaskFiller::with_helpers(2);
         add(&mut filler, 5, &Arc::default(), 1);
-        filler.fill();
-        assert_eq!((filler.jobs[0].mask[0], filler.threads.len()), (5, 0));
+        filler.run();
+        assert_eq!(filler.jobs[0].task, MaskTask::Fill { row: 0, mask: vec![5, 0], unsatisfiable: false });
+        assert_eq!(filler.threads.len(), 0);
     }
 
     #[test]
@@ -224,12 +278,12 @@ mod tests {
         for number in [1, 99, 2] {
             add(&mut filler, number, &Arc::default(), 1);
         }
-        assert!(catch_unwind(AssertUnwindSafe(|| filler.fill())).is_err());
+        assert!(catch_unwind(AssertUnwindSafe(|| filler.run())).is_err());
         filler.jobs.clear();
         for number in [1, 2] {
             add(&mut filler, number, &Arc::default(), 1);
         }
-        filler.fill();
+        filler.run();
         assert_eq!(filler.jobs.len(), 2);
     }
 }

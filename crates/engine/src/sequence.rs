@@ -83,6 +83,8 @@ pub(crate) struct Sequence {
     pub(crate) constraint: Option<Box<dyn Constraint>>,
     /// Whether the latest mask of the constraint allowed no token.
     pub(crate) unsatisfiable: bool,
+    /// Whether the constraint does not allow the token that was drawn last.
+    pub(crate) rejected: bool,
     pub(crate) repetition: Option<RepetitionDetector>,
     pub(crate) last_output: LastOutput,
     pub(crate) scores: PromptScores,
@@ -156,6 +158,7 @@ impl Sequence {
             served: 0,
             constraint,
             unsatisfiable: false,
+            rejected: false,
             parent_n,
             residence: Residence::Waiting,
             joined: false,

@@ -118,7 +118,7 @@ impl Device {
     ) -> Self {
         let groups = program.kv_groups.len();
         let (tokens, sequences) = (config.max_num_batched_tokens.min(RESERVED), config.max_num_seqs.min(RESERVED));
-        let rows = max_rows(sequences);
+        let rows = max_rows(sequences, program.vocab_size);
         Self {
             backend,
             shape: Shape::new(program, config.block_size),

@@ -1,16 +1,22 @@
 //! Size of the KV cache, and the errors of sizes that a runner cannot start with.
 
+use std::ops::RangeInclusive;
+
 use octavo_engine::{KvCacheSpec, KvGroupSpec, KvKind};
 use octavo_ops::{Backend, BackendError, Program};
 
 use crate::AdapterLimits;
 
-/// Number of prompt rows that a step may score, beside a row for each sequence. They bound the memory of the logits.
-const SCORED_ROWS: usize = 64;
+/// Memory of the logits of the prompt rows that a step may score beside a row for each sequence, in bytes.
+const SCORED_BYTES: usize = 64 << 20;
 
-/// Returns the maximum number of rows of a step that reach the head.
-pub const fn max_rows(max_num_seqs: usize) -> usize {
-    max_num_seqs.saturating_add(SCORED_ROWS)
+/// Limits of the number of these rows. Beyond the upper one, the head is as fast for each row as for more.
+const SCORED_ROWS: RangeInclusive<usize> = 64..=512;
+
+/// Returns the maximum number of rows of a step that reach the head, whose logits have `vocab_size` numbers.
+pub fn max_rows(max_num_seqs: usize, vocab_size: usize) -> usize {
+    let scored = SCORED_BYTES / (vocab_size.max(1) * size_of::<f32>());
+    max_num_seqs.saturating_add(scored.clamp(*SCORED_ROWS.start(), *SCORED_ROWS.end()))
 }
 
 /// Limit on the size of the KV cache.
@@ -181,4 +187,16 @@ pub enum RunnerError {
     /// The operating system did not create the thread.
     #[error("could not start the device thread: {0}")]
     Thread(#[from] std::io::Error),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_logits_of_scored_rows_have_a_limit_of_memory() {
+        assert_eq!(max_rows(10, 49_152), 10 + 341);
+        assert_eq!(max_rows(256, 151_936), 256 + 110);
+        assert_eq!([1 << 20, 1000, 0].map(|vocab| max_rows(10, vocab)), [74, 522, 522]);
+    }
 }

@@ -111,7 +111,7 @@ impl Runner {
             images: image_spec,
             memory,
             vocab_size: program.vocab_size,
-            max_rows: max_rows(config.max_num_seqs),
+            max_rows: max_rows(config.max_num_seqs, program.vocab_size),
             adapter_slots: config.adapters.map_or(0, |limits| limits.slots),
             max_in_flight,
             pricer,

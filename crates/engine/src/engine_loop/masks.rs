@@ -1,9 +1,9 @@
-//! Sampling of a step, and the masks of its constrained rows.
+//! Sampling of a step, and the constraints of its rows.
 
 use super::EngineLoop;
-use crate::mask_filler::MaskJob;
+use crate::mask_filler::{MaskJob, MaskTask};
 use crate::scheduler::StepRecord;
-use crate::{ExecutorError, StepMasks};
+use crate::{ExecutorError, StepMasks, TokenOutput};
 
 impl EngineLoop {
     pub(super) fn sample_unless_constrained(&mut self) -> Result<(), ExecutorError> {
@@ -49,13 +49,14 @@ impl EngineLoop {
             match sequence.and_then(|sequence| sequence.constraint.take()) {
                 None => mask.fill(u32::MAX),
                 Some(constraint) => {
-                    let (key, mask) = (share.key, std::mem::take(mask));
-                    self.masks.jobs.push(MaskJob { row, key, constraint, mask, unsatisfiable: false });
+                    let task = MaskTask::Fill { row, mask: std::mem::take(mask), unsatisfiable: false };
+                    self.masks.jobs.push(MaskJob { key: share.key, constraint, task });
                 }
             }
         }
-        self.masks.fill();
-        for MaskJob { row, key, constraint, mask, unsatisfiable } in self.masks.jobs.drain(..) {
+        self.masks.run();
+        for MaskJob { key, constraint, task } in self.masks.jobs.drain(..) {
+            let MaskTask::Fill { row, mask, unsatisfiable } = task else { continue };
             if let Some(sequence) = self.scheduler.sequence_mut(key) {
                 sequence.constraint = Some(constraint);
                 sequence.unsatisfiable = unsatisfiable;
@@ -63,5 +64,30 @@ impl EngineLoop {
             masks.rows[row] = mask;
         }
         masks
+    }
+
+    /// Advances the constraints of a step's rows by the tokens that were drawn, on several threads. Whether each was accepted is
+    /// told when the token is taken.
+    pub(super) fn advance_constraints(&mut self, record: &StepRecord, tokens: &[TokenOutput]) {
+        let mut rest = tokens;
+        for share in &record.shares {
+            let (own, others) = rest.split_at(share.rows.tokens());
+            rest = others;
+            // A row under a mask verifies no draft.
+            let Some(token) = own.last().filter(|_| share.masks() > 0) else { continue };
+            let sequence = self.scheduler.sequence_mut(share.key);
+            if let Some(constraint) = sequence.and_then(|sequence| sequence.constraint.take()) {
+                let task = MaskTask::Accept { token: token.id, accepted: false };
+                self.masks.jobs.push(MaskJob { key: share.key, constraint, task });
+            }
+        }
+        self.masks.run();
+        for MaskJob { key, constraint, task } in self.masks.jobs.drain(..) {
+            let MaskTask::Accept { accepted, .. } = task else { continue };
+            if let Some(sequence) = self.scheduler.sequence_mut(key) {
+                sequence.constraint = Some(constraint);
+                sequence.rejected = !accepted;
+            }
+        }
     }
 }

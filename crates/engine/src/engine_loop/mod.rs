@@ -325,6 +325,7 @@ impl EngineLoop {
             return self.fail_step(record, ExecutorError { message, fatal: true });
         }
         self.scheduler.images_mut().complete(record.step);
+        self.advance_constraints(&record, &tokens);
         let mut stats = StepStats::default();
         let (mut drawn, mut rest) = (tokens.drain(..), vectors.as_slice());
         for share in &record.shares {
@@ -388,9 +389,7 @@ impl EngineLoop {
     /// follows the one before after a gap. Returns `false` if the sequence has ended before.
     fn take_token(&mut self, key: SequenceKey, token: TokenOutput, now: Instant, first: bool) -> bool {
         let Some(sequence) = self.scheduler.sequence_mut(key) else { return false };
-        if let Some(constraint) = &mut sequence.constraint
-            && !constraint.accept(token.id)
-        {
+        if sequence.rejected {
             let reason = if sequence.unsatisfiable {
                 FinishReason::Unsatisfiable
             } else {

@@ -11,7 +11,11 @@ use crate::{ClientId, SchedulingPolicy};
 const MAX_PASSES: u32 = 64;
 
 /// Number of waiting sequences that a step may pass over, so that their lookups cost a bounded time.
-pub(super) const MAX_DEFERRED: usize = 16;
+const MAX_DEFERRED: usize = 16;
+
+/// Number of waiting sequences beside them that a step may pass over because there are no rows to score their prompts. That
+/// needs no lookup. They wait for each other and not for those that pass, which leave them all of these rows.
+pub(super) const MAX_WITHOUT_ROWS: usize = 512;
 
 /// A sequence whose blocks did not fit.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +30,8 @@ enum Admission {
     Admitted,
     /// It cannot be in this step, and others may.
     Deferred,
+    /// It can neither, because all rows that may be scored are taken.
+    WithoutRows,
     /// Seats, blocks or the budget have run out. No sequence overtakes the head.
     Blocked,
 }
@@ -40,7 +46,12 @@ impl Scheduler {
             Admission::Blocked => false,
             Admission::Deferred => {
                 self.defer(key);
-                self.deferred.len() < MAX_DEFERRED
+                self.deferred.len() - budget.without_rows < MAX_DEFERRED
+            }
+            Admission::WithoutRows => {
+                self.defer(key);
+                budget.without_rows += 1;
+                budget.without_rows < MAX_WITHOUT_ROWS
             }
         }
     }
@@ -88,6 +99,9 @@ impl Scheduler {
         // The last token of a sequence that was preempted between two steps is known when the step in flight has retired.
         if sequence.pending > 0 || self.cannot_start(key) {
             return Admission::Blocked;
+        }
+        if sequence.scores.within(0, budget.scores) == 0 {
+            return Admission::WithoutRows;
         }
         if let Some(adapter) = &sequence.adapter
             && !self.adapters.has_room(adapter)

@@ -51,6 +51,21 @@ fn a_head_that_does_not_fit_is_not_looked_up_again_until_it_may() {
 }
 
 #[test]
+fn many_scored_prompts_leave_others_their_share() {
+    let limits = EngineConfig { max_num_seqs: 16, max_num_batched_tokens: 200, max_model_len: 400, ..config() };
+    let mut rig = Rig::new(limits, 8000);
+    for family in 0..256 {
+        rig.add_with(prompt(family, 100), scored(), 0);
+    }
+    rig.step();
+    let chats: Vec<_> = (0..8).map(|number| rig.add(prompt(300 + number, 10), 5, 0)).collect();
+    let prompts = rig.step().into_iter().filter(|share| share.0 >= 256 && (share.1, share.2) == (10, true));
+    assert_eq!(prompts.count(), 8, "they have seats and tokens at once");
+    (0..4).for_each(|_| drop(rig.step()));
+    assert!(chats.iter().all(|&key| rig.scheduler.sequences.get(key).is_none()), "a token a step");
+}
+
+#[test]
 fn a_sequence_without_a_slot_for_its_adapter_lets_others_pass() {
     let mut rig = Rig::new(EngineConfig { max_model_len: 512, ..config() }, 512);
     let adapters = [1, 2, 3].map(|number| Adapter::new(number, format!("a{number}"), "test", ()));
@@ -98,7 +113,7 @@ fn a_sequence_without_a_slot_is_not_starved() {
 }
 
 #[test]
-fn a_sequence_passed_over_too_often_blocks_the_queue() {
+fn a_prompt_that_waits_for_rows_to_score_keeps_nobody_waiting_and_is_next() {
     let mut rig = Rig::new(EngineConfig { max_model_len: 8192, max_num_batched_tokens: 300, ..config() }, 8192);
     rig.add_with(prompt(1, 8000), scored(), 0);
     rig.add_with(prompt(2, 80), scored(), 0);
@@ -112,7 +127,8 @@ fn a_sequence_passed_over_too_often_blocks_the_queue() {
         }
         passed += 1;
     }
-    assert_eq!(passed, 63, "64 steps pass it over, the first of them without another request");
+    assert_eq!(passed, 8000 / 64 - 1, "until the first has been scored");
+    assert_eq!((rig.scheduler.running(), rig.scheduler.waiting()), (1, 0), "the first has ended in that step");
 }
 
 proptest! {

@@ -112,7 +112,7 @@ impl Scheduler {
             step: 0,
             chosen: Vec::with_capacity(seats),
             admitted: Vec::with_capacity(seats),
-            deferred: Vec::with_capacity(admit::MAX_DEFERRED),
+            deferred: Vec::with_capacity(admit::MAX_WITHOUT_ROWS),
             short: None,
             preempted: 0,
             counts: Vec::new(),
@@ -277,6 +277,7 @@ impl Scheduler {
         let mut budget = Budget {
             tokens: self.config.max_num_batched_tokens,
             scores: self.scored_rows,
+            without_rows: 0,
             // The rest is left for prompts that are scored.
             drafts: self.scored_rows / 2,
             token_seconds: None,

@@ -71,6 +71,8 @@ pub(super) struct Budget {
     pub(super) tokens: usize,
     /// Number of rows that may still be scored or verify a draft.
     pub(super) scores: usize,
+    /// Number of sequences that were passed over for want of rows to score.
+    pub(super) without_rows: usize,
     /// Number of drafts that may still be verified.
     pub(super) drafts: usize,
     /// Seconds; infinite if the step is not bounded in time.

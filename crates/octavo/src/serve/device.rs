@@ -329,7 +329,7 @@ fn cuda_backend(args: &ComposeArgs, files: &ModelFiles) -> Result<CudaBackend> {
         kernel_cache: ResolveOptions::from_env().cache_dir.join("kernels"),
         max_num_batched_tokens: step_tokens(limits, GPU_STEPS.tokens, &files.program, files.vision(), max_model_len)?,
         max_num_seqs: limits.max_num_seqs,
-        max_rows: octavo_runner::max_rows(limits.max_num_seqs),
+        max_rows: octavo_runner::max_rows(limits.max_num_seqs, files.program.vocab_size),
         max_model_len,
         max_patches,
         adapters: adapters::limits(&args.adapters)?.map(|AdapterLimits { slots, rank }| AdapterRoom { slots, rank }),
