@@ -10,17 +10,15 @@ numpy and safetensors.
 
 import argparse
 import concurrent.futures
-import http.client
 import json
 import pathlib
-import socket
 import statistics
-import subprocess
 import tempfile
 import time
 
 import numpy as np
 from safetensors.numpy import save_file
+from serving import request, served
 
 
 def write_adapter(folder, arguments, seed):
@@ -44,23 +42,11 @@ def write_adapter(folder, arguments, seed):
     (folder / "adapter_config.json").write_text(json.dumps(settings))
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 def generate(port, model, tokens, number):
     """Generates tokens after a prompt that no other request begins like."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     prompt = [1000 + number] + [200 + i for i in range(15)]
     body = {"model": model, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
-    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-    answer = connection.getresponse()
-    text = answer.read()
-    connection.close()
-    if answer.status != 200:
-        raise RuntimeError(f"{answer.status}: {text[:200]!r}")
+    request(port, "POST", "/v1/completions", body)
 
 
 def speed(port, models, arguments, first):
@@ -73,21 +59,10 @@ def speed(port, models, arguments, first):
 
 
 def start(arguments, folder, names):
-    port = free_port()
-    line = [arguments.binary, "serve", arguments.model, "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
-    line += ["--served-model-name", "base", "--max-model-len", "1024", "--shutdown-timeout", "0", "--enable-lora"]
-    line += ["--max-loras", str(len(names)), "--max-lora-rank", str(arguments.rank)]
-    line += ["--lora-modules", *[f"{name}={folder / name}" for name in names]]
-    server = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    for _ in range(600):
-        try:
-            generate(port, "base", 1, 0)
-            return server, port
-        except (OSError, RuntimeError):
-            if server.poll() is not None:
-                raise SystemExit("the server has ended") from None
-            time.sleep(0.2)
-    raise SystemExit("the server does not answer")
+    flags = ["--served-model-name", "base", "--max-model-len", "1024", "--shutdown-timeout", "0", "--enable-lora"]
+    flags += ["--max-loras", str(len(names)), "--max-lora-rank", str(arguments.rank)]
+    flags += ["--lora-modules", *[f"{name}={folder / name}" for name in names]]
+    return served(lambda port: generate(port, "base", 1, 0), arguments.binary, arguments.model, *flags)
 
 
 def main():
@@ -107,15 +82,11 @@ def main():
         for seed, name in enumerate(names):
             write_adapter(folder / name, arguments, seed)
         cases = {"base": ["base"], "one adapter": names[:1], f"{len(names)} adapters": names}
-        server, port = start(arguments, folder, names)
-        try:
+        with start(arguments, folder, names) as (_, port):
             speeds = {name: [] for name in cases}
             for number in range(arguments.rounds):
                 for place, (name, models) in enumerate(cases.items()):
                     speeds[name].append(speed(port, models, arguments, (number * len(cases) + place) * arguments.clients))
-        finally:
-            server.terminate()
-            server.wait()
     print("| requests | tokens/s, median | ratio to the base: median (least to most) |\n|---|---:|---|")
     for name, row in speeds.items():
         ratios = sorted(own / base for own, base in zip(row, speeds["base"], strict=True))

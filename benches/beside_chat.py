@@ -8,27 +8,20 @@ three loads from another. Clients are told apart by API keys. Prints a row for e
 """
 
 import argparse
+import contextlib
 import http.client
 import itertools
-import json
-import socket
 import statistics
-import subprocess
 import threading
 import time
+
+from serving import request, served
 
 POLICIES, LIMITS = ("fcfs", "fair"), (0, 50, 100, 200)
 
 
 def post(port, key, path, body):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-    connection.request("POST", path, json.dumps(body), headers)
-    answer = connection.getresponse()
-    text = answer.read()
-    connection.close()
-    if answer.status != 200:
-        raise RuntimeError(f"{answer.status}: {text[:200]!r}")
+    request(port, "POST", path, body, {"Authorization": f"Bearer {key}"})
 
 
 def chat(port):
@@ -67,33 +60,10 @@ class Load:
             self.sent += 1
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 def start(arguments, policy, limit):
-    """Starts a server; returns its process and its port once it answers."""
-    port = free_port()
-    line = [arguments.binary, "serve", arguments.model, "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
-    line += ["--max-model-len", "4096", "--api-key", "light", "heavy", "--shutdown-timeout", "0"]
-    line += ["--scheduling-policy", policy, "--max-step-ms", str(limit)]
-    server = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    for _ in range(600):
-        try:
-            chat(port)
-            return server, port
-        except (OSError, RuntimeError):
-            if server.poll() is not None:
-                raise SystemExit("the server has ended") from None
-            time.sleep(0.2)
-    raise SystemExit("the server does not answer")
-
-
-def stop(server):
-    server.terminate()
-    server.wait()
+    flags = ["--max-model-len", "4096", "--api-key", "light", "heavy", "--shutdown-timeout", "0"]
+    flags += ["--scheduling-policy", policy, "--max-step-ms", str(limit)]
+    return served(chat, arguments.binary, arguments.model, *flags)
 
 
 def measure(port, make, seconds):
@@ -115,11 +85,8 @@ def beside(arguments):
     print("| configuration | load | chats | p50, s | p99, s |\n|---|---|---|---|---|")
     for policy, limit in itertools.product(arguments.policies, arguments.limits):
         for load in arguments.loads:
-            server, port = start(arguments, policy, limit)
-            try:
+            with start(arguments, policy, limit) as (_, port):
                 times = measure(port, LOADS[load], arguments.seconds)
-            finally:
-                stop(server)
             p99 = statistics.quantiles(times, n=100, method="inclusive")[98]
             row = [f"{policy}, {named(limit)}", load, len(times), f"{statistics.median(times):.2f}", f"{p99:.2f}"]
             print("|", " | ".join(map(str, row)), "|", flush=True)
@@ -127,27 +94,24 @@ def beside(arguments):
 
 def cost(arguments):
     """Prints the time of two loads alone under each limit, as ratios to steps without a limit."""
-    servers = {limit: start(arguments, "fcfs", limit) for limit in {0, *arguments.limits}}
     works = {
         "prompt of 400 tokens": lambda number: prefill(number, 400),
         "n=32, 16 tokens": lambda number: {"prompt": f"Story {number}:", "n": 32, "max_tokens": 16, "ignore_eos": True},
     }
-    try:
+    with contextlib.ExitStack() as stack:
+        started = {limit: stack.enter_context(start(arguments, "fcfs", limit)) for limit in {0, *arguments.limits}}
         print("| load | limit | median, s | ratio to no limit: median (least to most) |\n|---|---|---|---|")
         for name, make in works.items():
-            times = {limit: [] for limit in sorted(servers)}
+            times = {limit: [] for limit in sorted(started)}
             for number in range(arguments.rounds):
                 for limit, row in times.items():
                     begun = time.monotonic()
-                    post(servers[limit][1], "heavy", "/v1/completions", make(number))
+                    post(started[limit][1], "heavy", "/v1/completions", make(number))
                     row.append(time.monotonic() - begun)
             for limit, row in times.items():
                 ratios = sorted(ours / free for ours, free in zip(row, times[0], strict=True))
                 spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
                 print(f"| {name} | {named(limit)} | {statistics.median(row):.2f} | {spread} |", flush=True)
-    finally:
-        for server, _ in servers.values():
-            stop(server)
 
 
 def named(limit):

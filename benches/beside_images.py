@@ -28,13 +28,13 @@ import pathlib
 import shutil
 import socket
 import statistics
-import subprocess
 import tempfile
 import threading
 import time
 
 import numpy as np
 from PIL import Image
+from serving import served
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TINY = ROOT / "models/testdata/qwen3-vl"
@@ -125,34 +125,10 @@ def attacks(hosts):
     }
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-@contextlib.contextmanager
-def served(binary, model, *flags):
-    """Starts a server, and gives its process and its port once it answers."""
-    port = free_port()
-    line = [binary, "serve", str(model), "--host", "127.0.0.1", "--port", str(port), "--device", "cpu", *flags]
-    server = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        end = time.monotonic() + 300
-        while not answers(port):
-            if server.poll() is not None or time.monotonic() > end:
-                raise SystemExit("the server does not answer")
-            time.sleep(0.2)
-        yield server, port
-    finally:
-        server.terminate()
-        server.wait()
-
-
-def answers(port):
-    """Whether the server has loaded its model."""
-    with contextlib.suppress(OSError):
-        return post(port, [TEXT], 1) == 200
+def ready(port):
+    """An error until the server has loaded its model."""
+    if post(port, [TEXT], 1) != 200:
+        raise RuntimeError("the server is loading")
 
 
 def resident(server):
@@ -173,7 +149,7 @@ def measure_attacks(arguments):
         if arguments.only and not any(word in name for word in arguments.only):
             continue
         flags = ["--allowed-media-networks", "127.0.0.0/8", "--shutdown-timeout", "0"]
-        with served(arguments.binary, TINY, *flags) as (server, port):
+        with served(ready, arguments.binary, TINY, *flags) as (server, port):
             statuses = context.SimpleQueue()
             attacker = context.Process(target=attack, args=(port, clients, url, statuses), daemon=True)
             attacker.start()
@@ -213,7 +189,7 @@ def measure_first_token(arguments):
     with tempfile.TemporaryDirectory() as folder:
         large_model(pathlib.Path(folder))
         flags = ["--load-format", "dummy", "--max-model-len", "4096", "--shutdown-timeout", "0"]
-        with served(arguments.binary, folder, *flags) as (_, port):
+        with served(ready, arguments.binary, folder, *flags) as (_, port):
             print("| image | request | median, ms | least | most |\n|---|---|---|---|---|")
             for side in arguments.sides:
                 times = collections.defaultdict(list)

@@ -10,13 +10,12 @@ compared. The drafts of the second server are read from its metrics.
 
 import argparse
 import concurrent.futures
-import http.client
 import json
 import re
-import socket
 import statistics
-import subprocess
 import time
+
+from serving import request, served
 
 CHATS = [
     "Name three colours of the rainbow.",
@@ -26,23 +25,6 @@ CHATS = [
     "List the days of the week with a short note about each.",
     "Translate to French: Good morning, my friend. How are you today?",
 ]
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-def request(port, method, path, body=None):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-    connection.request(method, path, body and json.dumps(body), {"Content-Type": "application/json"})
-    answer = connection.getresponse()
-    text = answer.read()
-    connection.close()
-    if answer.status != 200:
-        raise RuntimeError(f"{answer.status}: {text[:200]!r}")
-    return text
 
 
 def chat(port, content, temperature, tokens):
@@ -69,19 +51,8 @@ def drafts(port):
 
 
 def start(arguments, more):
-    port = free_port()
-    line = [arguments.binary, "serve", arguments.model, "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
-    line += ["--max-model-len", "1024", "--kv-cache-memory-bytes", "256M", "--shutdown-timeout", "0", *more]
-    server = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    for _ in range(600):
-        try:
-            chat(port, "Hello", 0, 1)
-            return server, port
-        except (OSError, RuntimeError):
-            if server.poll() is not None:
-                raise SystemExit("the server has ended") from None
-            time.sleep(0.2)
-    raise SystemExit("the server does not answer")
+    flags = ["--max-model-len", "1024", "--kv-cache-memory-bytes", "256M", "--shutdown-timeout", "0", *more]
+    return served(lambda port: chat(port, "Hello", 0, 1), arguments.binary, arguments.model, *flags)
 
 
 def main():
@@ -93,11 +64,9 @@ def main():
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
     settings = {"method": "ngram", "num_speculative_tokens": arguments.drafts, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
-    servers = []
-    try:
-        for more in ([], ["--speculative-config", json.dumps(settings)]):
-            servers.append(start(arguments, more))
-        ports = [port for _, port in servers]
+    speculation = ["--speculative-config", json.dumps(settings)]
+    with start(arguments, []) as (_, plain_port), start(arguments, speculation) as (_, drafting_port):
+        ports = [plain_port, drafting_port]
         print("| temperature | at once | tokens/s without | with | ratio: median (least to most) | drafted | accepted |")
         print("|---|---|---:|---:|---|---:|---:|")
         for temperature in (0, 0.8):
@@ -114,10 +83,6 @@ def main():
                 made, accepted = (after - first for after, first in zip(drafts(ports[1]), before, strict=True))
                 spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
                 print(f"| {temperature} | {clients} | {plain:.1f} | {drafted:.1f} | {spread} | {made:.0f} | {accepted:.0f} |")
-    finally:
-        for server, _ in servers:
-            server.terminate()
-            server.wait()
 
 
 if __name__ == "__main__":
