@@ -5,6 +5,8 @@
 //! ([`StepBatch::adapters`](crate::StepBatch::adapters)). The weights of the program stay as they are, so all sequences
 //! share them.
 
+use std::ops::Range;
+
 use crate::experts::ExpertLinear;
 use crate::op::{EmbedIds, Linear, Logits, Op};
 use crate::program::{BufferId, Program, Rows, WeightId};
@@ -148,6 +150,18 @@ impl Program {
                 weight.parts.iter().map(|part| [part.rows, weight.cols]).collect()
             }
         }
+    }
+
+    /// Returns the outputs to which each part of a site's weight adds. Those of the parts of an expert begin at 0.
+    pub fn site_outputs(&self, site: SiteId) -> Vec<Range<usize>> {
+        let (sizes, each) = (self.site_parts(site), self.parts_each(site).max(1));
+        let mut first = 0;
+        let outputs = sizes.iter().enumerate().map(|(part, [outputs, _])| {
+            let start = if part % each == 0 { 0 } else { first };
+            first = start + outputs;
+            start..first
+        });
+        outputs.collect()
     }
 
     /// Returns the number of parts of a site's weight, or of each expert if it has some.

@@ -345,8 +345,8 @@ impl<'a> Forward<'a> {
         out: &Tensor,
         rows: impl Iterator<Item = (u32, OutputRow)>,
     ) -> Result<Tensor> {
-        let (parts, each) = (self.program.site_parts(site), self.program.parts_each(site));
-        let mut outputs = Outputs { site, parts: &parts, each, scale, rows: out.to_vec2()? };
+        let (columns, each) = (self.program.site_outputs(site), self.program.parts_each(site));
+        let mut outputs = Outputs { site, columns: &columns, each, scale, rows: out.to_vec2()? };
         for (adapter, row) in rows {
             if let Some(adapter) = &self.adapters[adapter as usize - 1] {
                 outputs.add(adapter, input, row);

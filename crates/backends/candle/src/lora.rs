@@ -1,6 +1,7 @@
 //! Adapters: what sequences add to the products of a step, row by row.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use candle_core::{Device, Result, Tensor};
 use octavo_ops::{AdapterSource, BackendError, LoraMatrices, Program, SiteId, check_adapter};
@@ -49,8 +50,8 @@ impl Adapter {
 /// The outputs of a product, to which adapters add.
 pub(crate) struct Outputs<'a> {
     pub(crate) site: SiteId,
-    /// Size `[N,K]` of each part of its weight.
-    pub(crate) parts: &'a [[usize; 2]],
+    /// Outputs of each part of its weight.
+    pub(crate) columns: &'a [Range<usize>],
     /// Number of parts of an expert, or of all parts.
     pub(crate) each: usize,
     pub(crate) scale: f32,
@@ -70,19 +71,18 @@ pub(crate) struct OutputRow {
 impl Outputs<'_> {
     /// Adds what an adapter has for a row.
     pub(crate) fn add(&mut self, adapter: &Adapter, input: &Input<'_>, of: OutputRow) {
-        let mut first = 0;
-        let parts = self.parts.iter().enumerate().skip(of.expert * self.each).take(self.each);
-        for (part, &[outputs, inputs]) in parts {
-            let columns = first..first + outputs;
-            first = columns.end;
+        for (part, columns) in self.columns.iter().enumerate().skip(of.expert * self.each).take(self.each) {
             let Some(Matrices { rank, scaling, a, b }) = adapter.matrices.get(&(self.site, part)) else { continue };
             let shrunk: Vec<f32> = match input {
-                Input::Rows(rows) => a.chunks(inputs).map(|a| scaling * dot(&rows[of.source], a)).collect(),
+                Input::Rows(rows) => {
+                    let row = &rows[of.source];
+                    a.chunks(row.len()).map(|a| scaling * dot(row, a)).collect()
+                }
                 Input::Tokens(ids) => {
                     a[ids[of.source] as usize * rank..][..*rank].iter().map(|a| scaling * a).collect()
                 }
             };
-            for (out, b) in self.rows[of.row][columns].iter_mut().zip(b.chunks(*rank)) {
+            for (out, b) in self.rows[of.row][columns.clone()].iter_mut().zip(b.chunks(*rank)) {
                 *out += self.scale * dot(&shrunk, b);
             }
         }

@@ -281,12 +281,9 @@ impl Planner<'_> {
 
     /// Returns the outputs of each part of a site's weight, or of one of its experts.
     fn site_outputs(&self, site: SiteId) -> Vec<Range<usize>> {
-        let mut parts: Vec<Range<usize>> = Vec::new();
-        for [outputs, _] in self.program.site_parts(site).into_iter().take(self.program.parts_each(site)) {
-            let first = parts.last().map_or(0, |part| part.end);
-            parts.push(first..first + outputs);
-        }
-        parts
+        let mut outputs = self.program.site_outputs(site);
+        outputs.truncate(self.program.parts_each(site));
+        outputs
     }
 
     fn attention(&mut self, op: Attended) -> Stage {

@@ -75,16 +75,13 @@ pub(super) fn add(
     scale: f32,
     row: &mut [f64],
 ) {
-    let (sizes, each) = (program.site_parts(site), program.parts_each(site));
-    let mut first = 0;
-    for (part, &[outputs, inputs]) in sizes.iter().enumerate().skip(expert * each).take(each) {
-        let columns = first..first + outputs;
-        first = columns.end;
+    let each = program.parts_each(site);
+    for (part, columns) in program.site_outputs(site).into_iter().enumerate().skip(expert * each).take(each) {
         let Some(LoraMatrices { rank, scaling, a, b }) = adapter.matrices(site, part) else { continue };
         let shrunk = |j: usize| match input {
             AdaptedInput::Token(token) => f64::from(a[token * rank + j]),
             AdaptedInput::Values(values) => {
-                let weights = a[j * inputs..][..inputs].iter();
+                let weights = a[j * values.len()..][..values.len()].iter();
                 values.iter().zip(weights).map(|(x, a)| x * f64::from(*a)).sum()
             }
         };

@@ -111,16 +111,12 @@ impl AdapterPlan {
         for site in (0..program.sites.len()).map(SiteId) {
             site_parts.push(parts.len());
             let (sizes, each) = (program.site_parts(site), program.parts_each(site));
-            let mut first = 0;
-            for (index, &[columns, k]) in sizes.iter().enumerate() {
-                if index % each.max(1) == 0 {
-                    first = 0;
-                }
-                let mut part = PartPlace { site, index, first, columns, a: Region::default(), b: Region::default() };
+            for (index, (&[columns, k], outputs)) in sizes.iter().zip(program.site_outputs(site)).enumerate() {
+                let (first, [a, b]) = (outputs.start, [Region::default(); 2]);
+                let mut part = PartPlace { site, index, first, columns, a, b };
                 let bytes = |numbers: usize| (numbers as u64).saturating_mul((rank * dtype.bytes()) as u64);
                 (part.a, part.b) = (slot.take(bytes(k)), slot.take(bytes(part.stride())));
                 parts.push(part);
-                first += columns;
             }
             let tiles = match program.sites[site.0].kind {
                 SiteKind::Embedding => continue,
