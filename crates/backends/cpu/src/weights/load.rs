@@ -159,7 +159,8 @@ fn put_numbers(layout: &Layout, numbers: Numbers, panel: &mut [u8], row: usize, 
     match numbers {
         Numbers::F8 => {
             for (index, [a, b, c, d, codes @ ..]) in bytes.as_chunks::<36>().0.iter().enumerate() {
-                layout.put_numbers(panel, row, index, [*a, *b, *c, *d], codes);
+                let (scale, codes) = raised(f32::from_le_bytes([*a, *b, *c, *d]), *codes);
+                layout.put_numbers(panel, row, index, scale.to_le_bytes(), &codes);
             }
         }
         Numbers::Nf4 | Numbers::Fp4 => {
@@ -168,6 +169,21 @@ fn put_numbers(layout: &Layout, numbers: Numbers, panel: &mut [u8], row: usize, 
             }
         }
     }
+}
+
+/// Doubles e4m3 numbers as often as all remain finite, and halves their scale as often. Both are exact.
+fn raised(mut scale: f32, mut codes: [u8; GROUP]) -> (f32, [u8; GROUP]) {
+    const SIGN: u8 = 0x80;
+    const LARGEST: u8 = 0x7e;
+    // A mantissa without an exponent grows into one.
+    let doubled = |code: u8| if code < 8 { 2 * code } else { code + 8 };
+    let mut largest = codes.iter().fold(0, |largest: u8, code| largest.max(code & !SIGN));
+    while largest > 0 && doubled(largest) <= LARGEST {
+        largest = doubled(largest);
+        codes = codes.map(|code| code & SIGN | doubled(code & !SIGN));
+        scale *= 0.5;
+    }
+    (scale, codes)
 }
 
 /// Returns floating-point numbers in the type of `kind`, rounded to nearest.

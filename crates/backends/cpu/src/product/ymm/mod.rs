@@ -4,7 +4,7 @@
 //! A single row is multiplied with codes as they are read. For more rows, a group of a panel is unpacked to bytes in the
 //! first-level cache first. All sums within a group are exact, so that a row's bits are those of every other kernel.
 
-pub(super) mod numbers;
+mod numbers;
 mod read;
 
 use std::arch::x86_64::*;
@@ -253,7 +253,7 @@ pub(super) unsafe fn multiply(
             PanelKind::Quant(Codes::Iq4, _) => tile::<Iq4, Words>(panel, layout, rows, ahead, results),
             PanelKind::Quant(Codes::Six, _) => tile::<Six, Words>(panel, layout, rows, ahead, results),
             PanelKind::Quant(Codes::Eight, _) => tile::<Eight, Words>(panel, layout, rows, ahead, results),
-            PanelKind::Packed(kind) => numbers::multiply_levels(kind, panel, layout, rows, ahead, results),
+            PanelKind::Packed(kind) => numbers::multiply(kind, panel, layout, rows, ahead, results),
             other => unreachable!("{other:?} is no kind of integers"),
         }
     }
@@ -290,7 +290,7 @@ pub(super) unsafe fn multiply_vnni(
             PanelKind::Quant(Codes::Iq4, _) => tile!(Iq4),
             PanelKind::Quant(Codes::Six, _) => tile!(Six),
             PanelKind::Quant(Codes::Eight, _) => tile!(Eight),
-            PanelKind::Packed(kind) => numbers::multiply_levels(kind, panel, layout, rows, ahead, results),
+            PanelKind::Packed(kind) => numbers::multiply(kind, panel, layout, rows, ahead, results),
             other => unreachable!("{other:?} is no kind of integers"),
         }
     }
@@ -311,14 +311,13 @@ unsafe fn tile<C: ReadCodes, M: Multiply>(
     let row_totals = rows.input.totals_from(rows.first);
     let row_codes = rows.words.map_or(row_codes.as_ptr().cast::<u8>(), |words| words.as_ptr().cast());
     let mut codes = Bytewise::EMPTY;
+    let mut ahead = read::Ahead::new(panel, layout, ahead);
     results.fill([0.0; PANEL]);
     let (whole, single) = results.as_chunks_mut::<ROWS>();
     for group in 0..groups {
         // SAFETY: the caller guarantees this; the rows and the panel have this group.
         unsafe {
-            if ahead > 0 {
-                read::prefetch(panel.wrapping_add(ahead), layout, group);
-            }
+            ahead.prefetch();
             let scales = read::scales(panel, layout, scales, group);
             let row = |row: usize| {
                 let at = row * groups + group;
