@@ -9,16 +9,11 @@ use std::marker::PhantomData;
 
 use octavo_ops::{FP4_VALUES, NF4_VALUES};
 
-use super::read::Ahead;
-use super::{LANES, ROW_BYTES, TileRows, four};
+use super::tile::{self, Group, Multiplied, Panel};
+use super::words::{self, PAIRS, Pairs, Unpacked};
+use super::{LANES, TileRows};
 use crate::rows::GROUP;
 use crate::weights::{Layout, Numbers, PANEL};
-
-/// Pairs of inputs in a group.
-const PAIRS: usize = GROUP / 2;
-
-/// Number of rows that are multiplied at once: eight registers of their sums, two of weights and one of inputs.
-const ROWS: usize = 4;
 
 /// Returns the scales of a group, each times `factor`.
 #[inline(always)]
@@ -57,15 +52,8 @@ const fn levels(values: &[f32; 16], factor: f32) -> Levels {
     levels
 }
 
-/// Integers of a group, in pairs of registers: one has those of the rows 0 to 3 and 8 to 11, the other those of the other rows.
-/// It is a trait because the compiler does not inline every closure that returns registers.
-trait Pairs {
-    /// # Safety
-    /// AVX2 must be available, and there must be this pair.
-    unsafe fn pair(&self, pair: usize) -> [__m256i; 2];
-}
-
-/// Integers of a group of a stored panel.
+/// Integers of a group of a stored panel. The first register of a pair has those of the rows 0 to 3 and 8 to 11, the second
+/// those of the other rows.
 trait Stored: Pairs {
     /// Size of the codes of a group in bytes.
     const BYTES: usize;
@@ -204,39 +192,6 @@ unsafe fn table(bytes: &[u8; 16]) -> __m256i {
     unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(bytes.as_ptr().cast())) }
 }
 
-/// Integers of a group, unpacked.
-#[repr(align(64))]
-struct Unpacked([[[i16; 2 * LANES]; 2]; PAIRS]);
-
-impl Unpacked {
-    const EMPTY: Self = Self([[[0; 2 * LANES]; 2]; PAIRS]);
-
-    /// # Safety
-    /// AVX2 must be available, and the integers must be of a whole group.
-    #[inline(always)]
-    unsafe fn fill(&mut self, stored: &impl Pairs) {
-        for (pair, [first, second]) in self.0.iter_mut().enumerate() {
-            // SAFETY: the caller guarantees this; both are registers.
-            unsafe {
-                let [low, high] = stored.pair(pair);
-                _mm256_store_si256(first.as_mut_ptr().cast(), low);
-                _mm256_store_si256(second.as_mut_ptr().cast(), high);
-            }
-        }
-    }
-}
-
-impl Pairs for Unpacked {
-    #[inline(always)]
-    unsafe fn pair(&self, pair: usize) -> [__m256i; 2] {
-        // SAFETY: the caller guarantees this.
-        unsafe {
-            let [first, second] = self.0.get_unchecked(pair);
-            [_mm256_load_si256(first.as_ptr().cast()), _mm256_load_si256(second.as_ptr().cast())]
-        }
-    }
-}
-
 /// Multiplies the rows of a tile with a panel of numbers. `ahead` prefetches the panel at that distance in bytes, unless it
 /// is 0.
 ///
@@ -251,166 +206,85 @@ pub(super) unsafe fn multiply(
     ahead: usize,
     results: &mut [[f32; PANEL]],
 ) {
+    macro_rules! multiply {
+        ($kind:ty) => {{
+            let panel = NumberPanel { panel: panel.as_ptr(), layout, kind: PhantomData::<$kind> };
+            tile::multiply::<_, { words::ROWS }>(&panel, rows, ahead, results)
+        }};
+    }
+    assert!(panel.len() >= layout.bytes && rows.words.is_some());
     // SAFETY: the caller guarantees this.
     unsafe {
         match numbers {
-            Numbers::F8 => multiply_pairs::<F8>(panel, layout, rows, ahead, results),
-            Numbers::Nf4 => multiply_pairs::<Indices<Nf4>>(panel, layout, rows, ahead, results),
-            Numbers::Fp4 => multiply_pairs::<Indices<Fp4>>(panel, layout, rows, ahead, results),
+            Numbers::F8 => multiply!(F8),
+            Numbers::Nf4 => multiply!(Indices<Nf4>),
+            Numbers::Fp4 => multiply!(Indices<Fp4>),
         }
     }
 }
 
-#[inline(always)]
-unsafe fn multiply_pairs<S: Stored>(
-    panel: &[u8],
-    layout: &Layout,
-    rows: &TileRows<'_>,
-    ahead: usize,
-    results: &mut [[f32; PANEL]],
-) {
-    let Some(words) = rows.words else { unreachable!("the rows of these numbers are in 16 bits") };
-    assert!(panel.len() >= layout.bytes && results.len() == rows.count);
-    let (_, row_scales, _) = rows.input.from(rows.first);
-    let first = Group { codes: words.as_ptr().cast(), scales: row_scales.as_ptr(), groups: layout.groups() };
-    let ahead = Ahead::new(panel.as_ptr(), layout, ahead);
-    let panel = PanelAt { start: panel.as_ptr(), layout, ahead };
-    results.fill([0.0; PANEL]);
-    // SAFETY: the caller guarantees this; the rows and the panel have the layout's groups.
-    unsafe {
-        if results.len() > ROWS {
-            multiply_many::<S>(panel, first, results);
-        } else if let Some(results) = results.first_chunk_mut::<4>() {
-            multiply_few::<S, 4>(panel, first, results);
-        } else if let Some(results) = results.first_chunk_mut::<3>() {
-            multiply_few::<S, 3>(panel, first, results);
-        } else if let Some(results) = results.first_chunk_mut::<2>() {
-            multiply_few::<S, 2>(panel, first, results);
-        } else if let Some(results) = results.first_chunk_mut::<1>() {
-            multiply_few::<S, 1>(panel, first, results);
-        }
-    }
-}
-
-struct PanelAt<'a> {
-    start: *const u8,
+/// A panel of numbers in its stored layout.
+struct NumberPanel<'a, S> {
+    panel: *const u8,
     layout: &'a Layout,
-    ahead: Ahead,
+    kind: PhantomData<S>,
 }
 
-/// Multiplies a few rows with numbers as they are read.
-#[inline(always)]
-unsafe fn multiply_few<S: Stored, const N: usize>(
-    mut panel: PanelAt<'_>,
-    rows: Group,
-    results: &mut [[f32; PANEL]; N],
-) {
-    for group in 0..rows.groups {
+impl<S: Stored> Panel for NumberPanel<'_, S> {
+    type Unpacked = Unpacked;
+
+    const EMPTY: Unpacked = Unpacked::EMPTY;
+
+    fn layout(&self) -> &Layout {
+        self.layout
+    }
+
+    fn start(&self) -> *const u8 {
+        self.panel
+    }
+
+    #[inline(always)]
+    unsafe fn group(&self, group: usize) -> impl Multiplied {
         // SAFETY: the caller guarantees this.
         unsafe {
-            panel.ahead.prefetch();
-            let stored = S::new(panel.start.add(group * S::BYTES));
-            let scales = scales(panel.start, panel.layout, group, S::FACTOR);
-            add(&stored, scales, rows.group(group), results);
+            let pairs = S::new(self.panel.add(group * S::BYTES));
+            NumberGroup { pairs, scales: scales(self.panel, self.layout, group, S::FACTOR) }
         }
     }
-}
 
-/// Multiplies rows with groups that are unpacked once for all.
-#[inline(always)]
-unsafe fn multiply_many<S: Stored>(mut panel: PanelAt<'_>, rows: Group, results: &mut [[f32; PANEL]]) {
-    let mut unpacked = Unpacked::EMPTY;
-    for group in 0..rows.groups {
+    #[inline(always)]
+    unsafe fn unpack(&self, group: usize, unpacked: &mut Unpacked) -> impl Multiplied {
         // SAFETY: the caller guarantees this.
         unsafe {
-            panel.ahead.prefetch();
-            unpacked.fill(&S::new(panel.start.add(group * S::BYTES)));
-            let scales = scales(panel.start, panel.layout, group, S::FACTOR);
-            add_rows(&unpacked, scales, rows.group(group), results);
+            unpacked.fill(&S::new(self.panel.add(group * S::BYTES)));
+            NumberGroup { pairs: &*unpacked, scales: scales(self.panel, self.layout, group, S::FACTOR) }
         }
     }
 }
 
-/// A group of rows.
-#[derive(Clone, Copy)]
-struct Group {
-    codes: *const u8,
-    scales: *const f32,
-    /// Number of groups of a row.
-    groups: usize,
+/// A group of numbers and its scales.
+struct NumberGroup<P> {
+    pairs: P,
+    scales: [__m256; 2],
 }
 
-impl Group {
-    /// Returns the codes of a row.
+impl<P: Pairs> Multiplied for NumberGroup<P> {
     #[inline(always)]
-    fn codes(self, row: usize) -> *const u8 {
-        self.codes.wrapping_add(row * self.groups * ROW_BYTES)
-    }
-
-    /// Returns the place of the scale of a row.
-    #[inline(always)]
-    fn scale(self, row: usize) -> *const f32 {
-        self.scales.wrapping_add(row * self.groups)
-    }
-
-    /// Returns a group further on.
-    #[inline(always)]
-    fn group(self, index: usize) -> Self {
-        let (codes, scales) = (self.codes.wrapping_add(index * ROW_BYTES), self.scales.wrapping_add(index));
-        Self { codes, scales, ..self }
-    }
-
-    /// Returns the rows from `row` on.
-    #[inline(always)]
-    fn from(self, row: usize) -> Self {
-        Self { codes: self.codes(row), scales: self.scale(row), ..self }
-    }
-}
-
-/// Adds the products of a group with each row to the results.
-#[inline(always)]
-unsafe fn add_rows(pairs: &impl Pairs, scales: [__m256; 2], rows: Group, results: &mut [[f32; PANEL]]) {
-    let (fours, rest) = results.as_chunks_mut::<ROWS>();
-    let others = rows.from(fours.len() * ROWS);
-    // SAFETY: the caller guarantees this.
-    unsafe {
-        for (index, results) in fours.iter_mut().enumerate() {
-            add(pairs, scales, rows.from(index * ROWS), results);
-        }
-        if let Some(results) = rest.first_chunk_mut::<3>() {
-            add(pairs, scales, others, results);
-        } else if let Some(results) = rest.first_chunk_mut::<2>() {
-            add(pairs, scales, others, results);
-        } else if let Some(results) = rest.first_chunk_mut::<1>() {
-            add(pairs, scales, others, results);
-        }
-    }
-}
-
-/// Adds the products of a group with a few rows to the results.
-#[inline(always)]
-unsafe fn add<const N: usize>(pairs: &impl Pairs, scales: [__m256; 2], rows: Group, results: &mut [[f32; PANEL]; N]) {
-    // SAFETY: the caller guarantees this; arrays of a panel have two registers.
-    unsafe {
-        let mut sums = [[_mm256_setzero_si256(); 2]; N];
-        for pair in 0..PAIRS {
-            let weights = pairs.pair(pair);
-            for (row, sums) in sums.iter_mut().enumerate() {
-                let both = four(rows.codes(row), pair);
-                for (sum, weights) in sums.iter_mut().zip(weights) {
-                    *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(weights, both));
+    unsafe fn add<const N: usize>(&self, rows: Group, results: &mut [[f32; PANEL]; N]) {
+        // SAFETY: the caller guarantees this; arrays of a panel have two registers.
+        unsafe {
+            let [first, second] = words::dots::<N>(&self.pairs, rows.all_codes(), 0..PAIRS);
+            for (r, result) in results.iter_mut().enumerate() {
+                let ordered = [
+                    _mm256_permute2x128_si256::<0x20>(first[r], second[r]),
+                    _mm256_permute2x128_si256::<0x31>(first[r], second[r]),
+                ];
+                for (h, sums) in ordered.into_iter().enumerate() {
+                    let result = result.as_mut_ptr().add(h * LANES);
+                    let scale = _mm256_mul_ps(self.scales[h], _mm256_set1_ps(rows.scale(r)));
+                    let sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums), scale, _mm256_loadu_ps(result));
+                    _mm256_storeu_ps(result, sum);
                 }
-            }
-        }
-        for r in 0..N {
-            let [first, second] = sums[r];
-            let ordered =
-                [_mm256_permute2x128_si256::<0x20>(first, second), _mm256_permute2x128_si256::<0x31>(first, second)];
-            for (h, sums) in ordered.into_iter().enumerate() {
-                let result = results[r].as_mut_ptr().add(h * LANES);
-                let scale = _mm256_mul_ps(scales[h], _mm256_set1_ps(rows.scale(r).read()));
-                let sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums), scale, _mm256_loadu_ps(result));
-                _mm256_storeu_ps(result, sum);
             }
         }
     }

@@ -19,11 +19,11 @@ impl Bytewise {
     /// # Safety
     /// The conditions of [`ReadCodes::step`] apply.
     #[inline(always)]
-    pub(super) unsafe fn fill<C: ReadCodes>(&mut self, panel: *const u8, layout: &Layout, group: usize) {
+    pub(super) unsafe fn fill(&mut self, codes: &impl Steps) {
         for (step, line) in self.0.iter_mut().enumerate() {
             // SAFETY: the caller guarantees this; a line has two registers.
             unsafe {
-                let [first, second] = C::step(panel, layout, group, step);
+                let [first, second] = codes.step(step);
                 _mm256_store_si256(line.as_mut_ptr().cast(), first);
                 _mm256_store_si256(line.as_mut_ptr().add(LINE / 2).cast(), second);
             }
@@ -39,7 +39,7 @@ pub(super) trait Steps {
     unsafe fn step(&self, step: usize) -> [__m256i; 2];
 }
 
-impl Steps for Bytewise {
+impl Steps for &Bytewise {
     #[inline(always)]
     unsafe fn step(&self, step: usize) -> [__m256i; 2] {
         // SAFETY: the caller guarantees this; a line has two registers.
