@@ -1,4 +1,4 @@
-//! The number of masks that fit the time that the device takes for a step.
+//! The number of masks that delay a step by no more than the time that the device works on it.
 
 use std::time::Duration;
 
@@ -29,10 +29,11 @@ impl MaskPace {
         observe(&mut self.accept, time, tokens);
     }
 
-    /// Returns the number of masks that are filled in the time of a step, at least one; `usize::MAX` if it is not known.
+    /// Returns the number of masks that a step may have if other rows wait for them, at least two; `usize::MAX` if it is not
+    /// known. They are filled while the device works, and for as long again.
     pub(crate) fn masks_in_a_step(&self) -> usize {
         let each = self.fill + self.accept;
-        if self.step > 0.0 && each > 0.0 { ((self.step / each) as usize).max(1) } else { usize::MAX }
+        if self.step > 0.0 && each > 0.0 { ((2.0 * self.step / each) as usize).max(2) } else { usize::MAX }
     }
 }
 
@@ -58,13 +59,13 @@ mod tests {
         assert_eq!(pace.masks_in_a_step(), usize::MAX, "no mask was ever filled");
         pace.filled(64, ms(16));
         pace.accepted(32, ms(8));
-        assert_eq!(pace.masks_in_a_step(), 20);
+        assert_eq!(pace.masks_in_a_step(), 40);
         pace.worked(Duration::ZERO);
         pace.filled(0, ms(100));
-        assert_eq!(pace.masks_in_a_step(), 20, "what is not known counts for nothing");
+        assert_eq!(pace.masks_in_a_step(), 40, "what is not known counts for nothing");
         (0..100).for_each(|_| pace.worked(ms(5)));
-        assert_eq!(pace.masks_in_a_step(), 10);
+        assert_eq!(pace.masks_in_a_step(), 20);
         (0..100).for_each(|_| pace.filled(1, ms(50)));
-        assert_eq!(pace.masks_in_a_step(), 1, "one is always allowed");
+        assert_eq!(pace.masks_in_a_step(), 2, "some are always allowed");
     }
 }

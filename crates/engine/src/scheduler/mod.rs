@@ -59,8 +59,8 @@ pub(crate) struct Scheduler {
     config: EngineConfig,
     /// Number of prompt rows that a step may score.
     scored_rows: usize,
-    /// Number of masks that running sequences may have in a step in which others need none, and as many again that new ones
-    /// may have.
+    /// Number of masks that a step may have in which other rows need none. A quarter of them, and at least one, is left for
+    /// sequences that the step admits.
     most_masks: usize,
     /// Sequence that took the last turn of those that need masks.
     last_turn: RequestId,
@@ -289,11 +289,13 @@ impl Scheduler {
     fn choose(&mut self, clock: Option<&StepClock>) {
         self.chosen.clear();
         self.pass_windows();
-        let masks = self.mask_budget();
+        let most = self.mask_budget();
+        let first_masks = if most == usize::MAX { most } else { (most / 4).max(1) };
+        let masks = if most == usize::MAX { most } else { (most - first_masks).max(1) };
         let mut budget = Budget {
             tokens: self.config.max_num_batched_tokens,
             masks,
-            first_masks: masks,
+            first_masks,
             scores: self.scored_rows,
             without_rows: 0,
             // The rest is left for prompts that are scored.
@@ -304,7 +306,7 @@ impl Scheduler {
         };
         let bounded = budget.seconds.is_finite();
         let mut order = std::mem::take(&mut self.order);
-        self.order_running(bounded, masks < usize::MAX, &mut order);
+        self.order_running(bounded, most < usize::MAX, &mut order);
         let (mut next, mut admits) = (0, true);
         while budget.tokens > 0 {
             let key = order.get(next).copied();
@@ -328,7 +330,7 @@ impl Scheduler {
         }
     }
 
-    /// Returns the number of masks that running sequences may have in this step: any, unless others would wait for them.
+    /// Returns the number of masks that this step may have: any, unless others would wait for them.
     fn mask_budget(&self) -> usize {
         let waits = |key: &SequenceKey| {
             self.sequences.get(*key).is_some_and(|sequence| sequence.constraint.is_none() && sequence.wanted() > 0)
