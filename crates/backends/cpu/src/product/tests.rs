@@ -8,7 +8,7 @@ use super::*;
 use crate::activation::{Activation, Forms};
 use crate::pool::Pool;
 use crate::rows::GROUP;
-use crate::weights::{Layout, WeightDtype};
+use crate::weights::{Layout, Target, WeightDtype};
 
 /// Returns a random weight in two parts, of which the first is not a whole number of panels.
 fn matrix(storage: StorageType, cols: usize) -> Matrix {
@@ -25,7 +25,8 @@ fn matrix_of(storage: StorageType, cols: usize, dtype: WeightDtype, mut bytes: i
         WeightPart { tensor: name.into(), rows, storage, slab: None }
     });
     let weight = Weight { name: "w".into(), rows: 93, cols, parts: parts.into() };
-    crate::weights::load(&weight, dtype, &weights, &mut Pool::new(1).unwrap(), &mut |_| {}).unwrap()
+    let mut target = Target { pool: &mut Pool::new(1).unwrap(), copies: 1, dtype };
+    crate::weights::load(&weight, &mut target, &weights, &mut |_| {}).unwrap().remove(0)
 }
 
 /// Multiplies random rows with a whole matrix.
