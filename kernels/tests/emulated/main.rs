@@ -23,4 +23,5 @@ mod quantized;
 mod rows;
 mod sampling;
 mod sanitizers;
+mod skinny;
 mod support;
