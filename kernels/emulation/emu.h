@@ -22,7 +22,7 @@ void emu_set_order(int order, uint64_t seed);
 int emu_find(const char* name, size_t* params_size, uint32_t* threads);
 
 /* Runs a kernel to its end on the calling thread. `grid` and `block` are three numbers each. Returns 0, or -1 and sets emu_error()
- * if a device would refuse the launch or if threads deadlock. Any other defect of a kernel has the effect that it has in any C++
+ * if a device would refuse the launch, if threads deadlock, or at a race in a library that finds races. Any other defect of a kernel has the effect that it has in any C++
  * program. */
 int emu_launch(const char* name, const uint32_t* grid, const uint32_t* block, uint32_t shared_bytes, const void* params,
                size_t params_size);

@@ -1,10 +1,11 @@
 // Runs CUDA C++ kernels on a CPU: gpu.h includes this file when the compiler is not NVRTC. Each thread of a CTA is a
-// fiber; the CTAs of a launch run one after the other on the caller's thread. A fiber yields only where CUDA threads
-// wait for each other: at barriers and at warp operations, which the last lane to arrive executes for all. Operations
-// that no barrier orders therefore happen in the scheduler's order, and tests use several orders (emu_set_order).
+// fiber of the caller's thread; in random order, a few CTAs run at once. A fiber yields only where CUDA threads wait for
+// each other: at barriers and at warp operations, which the last lane to arrive executes for all. Operations that no
+// barrier orders therefore happen in the scheduler's order, and tests use several orders (emu_set_order).
 //
-// Vector accesses must be aligned, and accesses to shared memory can be counted by banks (emu_count_banks). The
-// emulation does not model time, races that need two threads at one instant, or the tensor cores' rounding of sums.
+// Vector accesses must be aligned, and accesses to shared memory can be counted by banks (emu_count_banks). Libraries
+// compiled with EMU_RACES and -fsanitize=thread end a launch at a data race (races.h). The emulation does not model time
+// or the tensor cores' rounding of sums.
 #pragma once
 #include <cmath>
 #include <cstddef>
@@ -53,15 +54,25 @@ void count_access(const void* address, u32 bytes);
 // Counts the accesses of a warp in one instruction: that of lane i at addresses[i], or null.
 void count_accesses(const void* const* addresses, u32 bytes);
 
+// Shared memory of the running thread's CTA, which is NaN at its start. An array is known by the address of its key.
 unsigned char* dynamic_shared();
-// Shared memory is NaN before each CTA. The constructors of static arrays register them.
-void poison_each_block(void* memory, size_t bytes);
+void* shared_array(const char* key, const char* name, size_t bytes);
 
-template <class T, size_t COUNT>
-struct SharedArray {
-    alignas(16) T elements[COUNT];
-    SharedArray() { poison_each_block(elements, sizeof elements); }
-};
+// What only a library that finds races is told.
+#ifdef EMU_RACES
+constexpr bool FINDS_RACES = true;
+// The compiler does not report the accesses of such a function.
+#define EMU_UNREPORTED __attribute__((noinline, no_sanitize("thread")))
+#else
+constexpr bool FINDS_RACES = false;
+#define EMU_UNREPORTED
+#endif
+void atomic_access(const void* address, u32 bytes, const void* site);
+// A load by a path that does not see stores of the same launch (ld.global.nc).
+void read_only_access(const void* address, u32 bytes);
+void fence();
+// The operation of __syncwarp.
+void order_lanes(const Offer* offers, u32 mask);
 
 struct Kernel {
     const char* name;
@@ -74,9 +85,9 @@ struct Kernel {
 
 }  // namespace emu
 
-#define SHARED_ARRAY(TYPE, NAME, COUNT)                              \
-    static thread_local emu::SharedArray<TYPE, COUNT> NAME##_memory; \
-    TYPE* const NAME = NAME##_memory.elements
+#define SHARED_ARRAY(TYPE, NAME, COUNT) \
+    static const char NAME##_key = 0;   \
+    TYPE* const NAME = static_cast<TYPE*>(emu::shared_array(&NAME##_key, #NAME, sizeof(TYPE) * (COUNT)))
 #define DYNAMIC_SHARED(NAME) unsigned char* const NAME = emu::dynamic_shared()
 
 #define KERNEL(NAME, THREADS, PARAMS, ...)                                                             \
@@ -136,7 +147,8 @@ inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz((u32)x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline u32 __umulhi(u32 a, u32 b) { return (u32)((u64)a * b >> 32); }
 template <class T>
-inline T __ldg(const T* address) {
+DEVICE T __ldg(const T* address) {
+    if constexpr (emu::FINDS_RACES) emu::read_only_access(address, sizeof *address);
     return *address;
 }
 template <class T>
@@ -150,11 +162,11 @@ inline T max(T a, T b) {
 
 inline void __syncthreads() { emu::barrier(); }
 inline void __syncwarp(u32 mask = 0xffffffffu) {
-    emu::warp_operation(mask, {}, [](const emu::Offer*, u32) {}, "__syncwarp");
+    emu::warp_operation(mask, {}, emu::order_lanes, "__syncwarp");
 }
-// A launch runs on one CPU thread.
-inline void __threadfence() {}
-inline void __threadfence_block() {}
+inline void __threadfence() {
+    if constexpr (emu::FINDS_RACES) emu::fence();
+}
 
 namespace emu {
 
@@ -205,30 +217,39 @@ inline u32 __ballot_sync(u32 mask, int predicate) {
 inline int __any_sync(u32 mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 inline int __all_sync(u32 mask, int predicate) { return __ballot_sync(mask, !predicate) == 0; }
 
+namespace emu {
+
+// A launch runs on one CPU thread and yields nowhere in here.
+template <class T, class F>
+EMU_UNREPORTED inline T atomically(T* address, F change) {
+    if constexpr (FINDS_RACES) atomic_access(address, sizeof *address, __builtin_return_address(0));
+    const T old = *address;
+    *address = change(old);
+    return old;
+}
+
+}  // namespace emu
+
 template <class T>
-inline T atomicAdd(T* address, T value) {
+DEVICE T atomicAdd(T* address, T value) {
     static_assert(std::is_integral_v<T>, "sums of floats would depend on who comes first");
-    return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
+    return emu::atomically(address, [=](T old) { return (T)(old + value); });
 }
 template <class T>
-inline T atomicExch(T* address, T value) {
-    return __atomic_exchange_n(address, value, __ATOMIC_RELAXED);
+DEVICE T atomicExch(T* address, T value) {
+    return emu::atomically(address, [=](T) { return value; });
 }
 template <class T>
-inline T atomicOr(T* address, T value) {
-    return __atomic_fetch_or(address, value, __ATOMIC_RELAXED);
+DEVICE T atomicOr(T* address, T value) {
+    return emu::atomically(address, [=](T old) { return (T)(old | value); });
 }
 template <class T>
-inline T atomicMax(T* address, T value) {
-    T old = *address;
-    *address = max(old, value);
-    return old;
+DEVICE T atomicMax(T* address, T value) {
+    return emu::atomically(address, [=](T old) { return max(old, value); });
 }
 template <class T>
-inline T atomicMin(T* address, T value) {
-    T old = *address;
-    *address = min(old, value);
-    return old;
+DEVICE T atomicMin(T* address, T value) {
+    return emu::atomically(address, [=](T old) { return min(old, value); });
 }
 
 // ------------------------------------------------------------------------------------------- gpu.h's wrappers
@@ -254,16 +275,16 @@ inline float exp2_fast(float x) { return exp2f(x); }
 // x86 permits misaligned accesses, and the sanitizers run only the small tests, so alignment is checked here.
 inline void check_access(const void* address, u32 bytes) {
     if ((uintptr_t)address % bytes != 0) emu::fail("a load or store at an address that is no multiple of its size");
-    if (emu::counts_banks) emu::count_access(address, bytes);
+    if (!emu::FINDS_RACES && emu::counts_banks) emu::count_access(address, bytes);
 }
-inline uint4 load_once(const uint4* address) {
+DEVICE uint4 load_once(const uint4* address) {
     check_access(address, sizeof *address);
-    return *address;
+    return __ldg(address);
 }
-inline uint4 load_once_if(const uint4* address, bool valid) { return valid ? load_once(address) : uint4{0, 0, 0, 0}; }
-inline uint2 load_once_if(const uint2* address, bool valid) {
+DEVICE uint4 load_once_if(const uint4* address, bool valid) { return valid ? load_once(address) : uint4{0, 0, 0, 0}; }
+DEVICE uint2 load_once_if(const uint2* address, bool valid) {
     if (valid) check_access(address, sizeof *address);
-    return valid ? *address : uint2{0, 0};
+    return valid ? __ldg(address) : uint2{0, 0};
 }
 inline uint2 load_fresh(const uint2* address) {
     check_access(address, sizeof *address);
@@ -285,7 +306,8 @@ inline u32 permute_bytes(u32 a, u32 b, u32 selector) {
     return result;
 }
 
-// The copy happens at the wait, and the former content is cleared before: a kernel that reads too early reads NaN.
+// The copy happens at the wait, and the former content is cleared before: a kernel that reads too early reads NaN. In
+// random order, some copies happen at once.
 void cp_async_16(void* shared, const void* global, bool valid = true);
 void cp_async_commit();
 namespace emu {

@@ -1,6 +1,7 @@
 // Warp instructions and asynchronous copies. The layout of fragments is that of "Warp Level Matrix Instructions" in the
 // PTX ISA; comments here name a number of a fragment by its (row, column).
 #include "machine.h"
+#include "races.h"
 
 namespace emu {
 
@@ -25,17 +26,22 @@ void ballot(const Offer* offers, u32 mask) {
     for (u32 rest = mask; rest; rest &= rest - 1) memcpy(offers[__builtin_ctz(rest)].result, &votes, sizeof votes);
 }
 
+void CopyQueue::Copy::perform() const {
+    if (valid) {
+        memcpy(shared, global, 16);
+    } else {
+        memset(shared, 0, 16);
+    }
+}
+
 void wait_for_copies(size_t pending) {
     CopyQueue& queue = copy_queue();
     if (queue.group_ends.size() <= pending) return;
     size_t groups = queue.group_ends.size() - pending, copies = queue.group_ends[groups - 1];
     for (size_t i = 0; i < copies; ++i) {
         const CopyQueue::Copy& copy = queue.copies[i];
-        if (copy.valid) {
-            memcpy(copy.shared, copy.global, 16);
-        } else {
-            memset(copy.shared, 0, 16);
-        }
+        if (!copy.done) copy.perform();
+        if constexpr (FINDS_RACES) races::copy_ends(copy.shared, copy.valid ? copy.global : nullptr, copy.site);
     }
     queue.copies.erase(queue.copies.begin(), queue.copies.begin() + (ptrdiff_t)copies);
     queue.group_ends.erase(queue.group_ends.begin(), queue.group_ends.begin() + (ptrdiff_t)groups);
@@ -153,8 +159,14 @@ using namespace emu;
 void cp_async_16(void* shared, const void* global, bool valid) {
     if (!is_aligned(shared) || !is_aligned(global)) fail("cp.async of an address that is no multiple of 16");
     if (counts_banks) count_access(shared, 16);
-    memset(shared, 0xff, 16);
-    copy_queue().copies.push_back({shared, global, valid});
+    const CopyQueue::Copy copy{shared, global, valid, copies_at_once(), __builtin_return_address(0)};
+    if constexpr (FINDS_RACES) races::copy_begins(shared, valid ? global : nullptr, copy.site);
+    if (copy.done) {
+        copy.perform();
+    } else {
+        memset(shared, 0xff, 16);
+    }
+    copy_queue().copies.push_back(copy);
 }
 
 void cp_async_commit() {
@@ -164,11 +176,15 @@ void cp_async_commit() {
 
 void ldmatrix_x4(u32* result, const void* row) {
     if (!is_aligned(row)) fail("ldmatrix of an address that is no multiple of 16");
+    // A row counts as read by the lane that passes its address.
+    if constexpr (FINDS_RACES) races::access(row, 16, races::Access::READ, __builtin_return_address(0));
     warp_operation(ALL_LANES, {row, result, 0, 0}, load_matrices<false>, "ldmatrix");
 }
 
 void ldmatrix_x4_trans(u32* result, const void* row) {
     if (!is_aligned(row)) fail("ldmatrix of an address that is no multiple of 16");
+    // A row counts as read by the lane that passes its address.
+    if constexpr (FINDS_RACES) races::access(row, 16, races::Access::READ, __builtin_return_address(0));
     warp_operation(ALL_LANES, {row, result, 0, 0}, load_matrices<true>, "ldmatrix.trans");
 }
 

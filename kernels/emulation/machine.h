@@ -12,6 +12,10 @@ struct CopyQueue {
         void* shared;
         const void* global;
         bool valid;
+        bool done;
+        const void* site;  // address of the instruction, for reports
+
+        void perform() const;
     };
     std::vector<Copy> copies;
     std::vector<size_t> group_ends;
@@ -19,5 +23,8 @@ struct CopyQueue {
 
 // Returns the queue of the running thread.
 CopyQueue& copy_queue();
+
+// Returns whether the next copy happens at once: never, or in random order by chance.
+bool copies_at_once();
 
 }  // namespace emu

@@ -2,7 +2,8 @@
 //!
 //! [`compile`] compiles a program to a shared library, once for each content; [`Emulation`] loads and launches
 //! instances. With `OCTAVO_EMULATION_SANITIZE` set, libraries are built with the address and undefined-behaviour
-//! sanitizers; the process must then run with `LD_PRELOAD` of [`address_sanitizer`].
+//! sanitizers; the process must then run with `LD_PRELOAD` of [`address_sanitizer`]. [`Emulation::finding_races`] makes
+//! libraries in which a data race ends a launch.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -13,9 +14,59 @@ use std::{env, fs, io};
 
 use crate::manifest::{self, Instance};
 use crate::params::Params;
+use crate::sources::Source;
 
 /// Environment variable that enables the sanitizers.
 pub const SANITIZE: &str = "OCTAVO_EMULATION_SANITIZE";
+
+/// Defects that end a launch, beside those that end it always.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Check {
+    Nothing,
+    /// Accesses outside an array, and undefined behaviour.
+    Memory,
+    /// Accesses of two threads that nothing orders.
+    Races,
+}
+
+impl Check {
+    /// Returns what [`SANITIZE`] asks for.
+    fn from_env() -> Self {
+        if env::var_os(SANITIZE).is_some() { Self::Memory } else { Self::Nothing }
+    }
+
+    /// Returns the compiler's options for all parts of a library.
+    fn options(self) -> &'static str {
+        match self {
+            Self::Nothing => "-O2",
+            // Frame pointers are kept for readable reports.
+            Self::Memory => "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all",
+            Self::Races => "-O1 -g1 -DEMU_RACES",
+        }
+    }
+
+    /// Returns the compiler's further options for kernels.
+    fn kernel_options(self) -> &'static [&'static str] {
+        match self {
+            Self::Nothing | Self::Memory => &[],
+            // The calls that the sanitizer inserts are those of `emulation/races.cpp`; a function's begin and end are not
+            // needed.
+            Self::Races => &[
+                "-fsanitize=thread",
+                "--param=tsan-distinguish-volatile=1",
+                "--param=tsan-instrument-func-entry-exit=0",
+            ],
+        }
+    }
+
+    /// Returns the sources of the emulation.
+    fn parts(self) -> &'static [&'static str] {
+        match self {
+            Self::Nothing | Self::Memory => &["scheduler", "instructions"],
+            Self::Races => &["scheduler", "instructions", "races"],
+        }
+    }
+}
 
 /// Reason why kernels could not be compiled, loaded or launched.
 #[derive(Debug)]
@@ -53,7 +104,7 @@ fn package() -> &'static Path {
 }
 
 /// Returns the options of every compilation.
-fn options(sanitize: bool) -> Vec<String> {
+fn options(check: Check) -> Vec<String> {
     let include = |folder| format!("-I{}", package().join(folder).display());
     let mut options = vec![include("include"), include("emulation")];
     options.extend(
@@ -61,14 +112,7 @@ fn options(sanitize: bool) -> Vec<String> {
             .split(' ')
             .map(String::from),
     );
-    options.extend(match sanitize {
-        // Frame pointers are kept for readable reports.
-        true => "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all"
-            .split(' ')
-            .map(String::from)
-            .collect(),
-        false => vec!["-O2".to_owned()],
-    });
+    options.extend(check.options().split(' ').map(String::from));
     options
 }
 
@@ -106,13 +150,9 @@ fn hash_sources(folder: &Path, hasher: &mut DefaultHasher) -> Result<(), Emulati
 /// Returns a hash of the emulation and of the sources in a subfolder.
 pub fn sources_key(folder: &str) -> Result<u64, EmulationError> {
     let mut hasher = DefaultHasher::new();
-    key("", &options(is_sanitized()))?.hash(&mut hasher);
+    key("", &options(Check::from_env()))?.hash(&mut hasher);
     hash_sources(&Path::new(FOLDER).join(folder), &mut hasher)?;
     Ok(hasher.finish())
-}
-
-fn is_sanitized() -> bool {
-    env::var_os(SANITIZE).is_some()
 }
 
 /// Returns the C++ compiler: that of CXX, or g++.
@@ -159,11 +199,15 @@ pub fn make_once(path: &Path, make: impl FnOnce(&Path) -> Result<(), EmulationEr
 /// Returns the compiler's arguments for a library of kernels, except their text: options, and the emulation's objects,
 /// which are compiled if necessary.
 pub fn library_arguments() -> Result<(Vec<String>, Vec<PathBuf>), EmulationError> {
-    let mut options = options(is_sanitized());
+    arguments(Check::from_env())
+}
+
+fn arguments(check: Check) -> Result<(Vec<String>, Vec<PathBuf>), EmulationError> {
+    let mut options = options(check);
     let folder = cache_folder();
     let mut objects = Vec::new();
     let machine = key("", &options)?;
-    for part in ["scheduler", "instructions"] {
+    for part in check.parts() {
         let object = folder.join(format!("{part}-{machine:016x}.o"));
         make_once(&object, |partial| {
             let source = package().join("emulation").join(part).with_extension("cpp");
@@ -177,15 +221,19 @@ pub fn library_arguments() -> Result<(Vec<String>, Vec<PathBuf>), EmulationError
 
 /// Returns the shared library of a program from [`manifest::program`]: its kernels by name, behind the functions of
 /// `emulation/emu.h`. It is compiled if necessary.
-pub fn compile(program: &str) -> Result<PathBuf, EmulationError> {
-    let (options, objects) = library_arguments()?;
+fn compile(program: &str, check: Check) -> Result<PathBuf, EmulationError> {
+    let (options, objects) = arguments(check)?;
     let library = cache_folder().join(format!("kernels-{:016x}.so", key(program, &options)?));
     make_once(&library, |partial| {
         let source = library.with_extension("cpp");
         fs::write(&source, program).map_err(io_error(&source))?;
+        // The kernels are an object first, because the linker would add the library of a sanitizer.
+        let object = partial.with_extension("o");
         let mut command = compiler();
-        command.args(&options).args(&objects).args(["-x", "c++"]).arg(source).arg("-o").arg(partial);
-        run(&mut command).map(drop)
+        command.args(&options).args(check.kernel_options()).args(["-c", "-x", "c++"]);
+        run(command.arg(source).arg("-o").arg(&object))?;
+        run(compiler().args(&options).args(&objects).arg(&object).arg("-o").arg(partial))?;
+        fs::remove_file(&object).map_err(io_error(&object))
     })?;
     Ok(library)
 }
@@ -207,6 +255,7 @@ pub struct BankUse {
 
 /// A loaded library of kernels. It is never unloaded, because threads keep its state.
 struct Library {
+    path: PathBuf,
     launch: Launch,
     set_order: SetOrder,
     error: Error,
@@ -222,6 +271,7 @@ impl Library {
         unsafe {
             let library = std::mem::ManuallyDrop::new(libloading::Library::new(path).map_err(failed)?);
             Ok(Self {
+                path: path.to_owned(),
                 launch: *library.get::<Launch>("emu_launch").map_err(failed)?,
                 set_order: *library.get::<SetOrder>("emu_set_order").map_err(failed)?,
                 error: *library.get::<Error>("emu_error").map_err(failed)?,
@@ -229,6 +279,28 @@ impl Library {
                 bank_wavefronts: *library.get::<BankWavefronts>("emu_bank_wavefronts").map_err(failed)?,
             })
         }
+    }
+
+    /// Returns a message in which lines of the sources take the place of addresses in `<>`.
+    fn with_lines(&self, message: &str) -> String {
+        let mut parts = message.split('<');
+        let mut text = parts.next().unwrap_or_default().to_owned();
+        for part in parts {
+            let Some((address, rest)) = part.split_once('>') else {
+                text.extend(["<", part]);
+                continue;
+            };
+            // A report without lines is of use too.
+            let lines =
+                run(Command::new("addr2line").args(["-i", "-e"]).arg(&self.path).arg(address)).unwrap_or_default();
+            let lines: Vec<_> = String::from_utf8_lossy(&lines)
+                .lines()
+                .map(|line| line.rsplit('/').next().unwrap_or(line).to_owned())
+                .filter(|line| !line.starts_with("manifest:"))
+                .collect();
+            text.extend([&lines.join(" in "), rest]);
+        }
+        text
     }
 }
 
@@ -242,9 +314,26 @@ pub struct Emulation {
 impl Emulation {
     /// Compiles and loads `instances`.
     pub fn new(instances: &[Instance]) -> Result<Self, EmulationError> {
+        Self::with(instances, Check::from_env(), manifest::program)
+    }
+
+    /// Does the same with libraries in which a data race ends a launch. `program` returns the text of a source with an
+    /// entry point for each of its instances, as [`manifest::program`] does.
+    pub fn finding_races(
+        instances: &[Instance],
+        program: impl Fn(Source, &[Instance]) -> String,
+    ) -> Result<Self, EmulationError> {
+        Self::with(instances, Check::Races, program)
+    }
+
+    fn with(
+        instances: &[Instance],
+        check: Check,
+        program: impl Fn(Source, &[Instance]) -> String,
+    ) -> Result<Self, EmulationError> {
         let mut this = Self { kernels: Vec::new(), libraries: Vec::new() };
         for source in manifest::sources(instances) {
-            this.libraries.push(Library::open(&compile(&manifest::program(source, instances))?)?);
+            this.libraries.push(Library::open(&compile(&program(source, instances), check)?)?);
             let of_source = instances.iter().filter(|i| i.source == source);
             this.kernels.extend(of_source.map(|i| (i.clone(), this.libraries.len() - 1)));
         }
@@ -308,6 +397,7 @@ impl Emulation {
             return Ok(());
         }
         // SAFETY: the string lives until this thread's next launch.
-        Err(EmulationError(unsafe { CStr::from_ptr((library.error)()) }.to_string_lossy().into_owned()))
+        let message = unsafe { CStr::from_ptr((library.error)()) }.to_string_lossy();
+        Err(EmulationError(library.with_lines(&message)))
     }
 }

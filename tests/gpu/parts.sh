@@ -65,7 +65,7 @@ kernel_kinds() {
     for name in attention attention_properties linear quantized; do
         grep -x "$name" <<<"$all" || true
     done
-    grep -vxE "attention|attention_properties|linear|quantized|machine|sanitizers|layout|device|banks" <<<"$all" || true
+    grep -vxE "attention|attention_properties|linear|quantized|machine|detector|races|sanitizers|layout|device|banks" <<<"$all" || true
 }
 
 # Tests of kernels by their kinds. $1 is the value of OCTAVO_GPU; what follows goes to the program.

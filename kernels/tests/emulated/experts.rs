@@ -67,7 +67,7 @@ fn random_route(rng: &mut TestRng) -> (Route, usize, usize) {
     (route, groups * size, 1 + rng.below(eligible.min(9)))
 }
 
-fn check_route(dtype: Dtype, rng: &mut TestRng) {
+pub(crate) fn check_route(dtype: Dtype, rng: &mut TestRng) {
     let (route, experts, chosen) = random_route(rng);
     let (tokens, cols) = (1 + rng.below(4), 8 * (1 + rng.below(20)));
     let input = Array::random(dtype, tokens * cols, rng);
@@ -156,8 +156,12 @@ fn the_most_experts_and_pairs_are_those_of_the_header() {
 
 #[test]
 fn tiles_hold_every_pair_once() {
+    check_tiles(20);
+}
+
+pub(crate) fn check_tiles(cases: usize) {
     let mut rng = rng();
-    for _ in 0..20 {
+    for _ in 0..cases {
         let experts = 1 + rng.below(40);
         let pairs = 1 + rng.below(300);
         let picked = rng.tokens(pairs, experts);
@@ -206,7 +210,7 @@ impl Weights {
     }
 }
 
-fn check_linear(dtype: Dtype, format: Option<QuantFormat>, product: &ExpertProduct, rng: &mut TestRng) {
+pub(crate) fn check_linear(dtype: Dtype, format: Option<QuantFormat>, product: &ExpertProduct, rng: &mut TestRng) {
     let (experts, n, chosen) = (1 + rng.below(5), 1 + rng.below(2 * product.cta[1] as usize), 1 + rng.below(3));
     let (tile_rows, tokens) = random_tiles(product, rng);
     let block = format.map_or(8, QuantFormat::block_elements);

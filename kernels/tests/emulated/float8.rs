@@ -178,7 +178,7 @@ impl Case {
 }
 
 /// Compares a product with that of the rounded activations, a row with the same row alone, and looks where NaN goes.
-fn check(dtype: Dtype, out: Dtype, [m, n, k]: [usize; 3], rng: &mut TestRng) {
+pub(crate) fn check(dtype: Dtype, out: Dtype, [m, n, k]: [usize; 3], rng: &mut TestRng) {
     let instance = manifest::gemm_f8(out);
     let kernels = Kernels::new(&[instance.clone(), manifest::quantize_f8(dtype)]);
     let weight = Weight::draw(rng, QuantFormat::F8E4M3, n, k);

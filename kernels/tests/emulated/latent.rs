@@ -271,11 +271,16 @@ impl Case {
     }
 }
 
+/// Checks a step of drawn sizes.
+pub(crate) fn check(dtype: Dtype, rng: &mut TestRng) {
+    Case::draw(dtype, rng).check();
+}
+
 #[test]
 fn queries_and_rows_are_as_in_f64() {
     let rng = &mut rng();
     for _ in 0..10 {
-        dtypes().into_iter().for_each(|dtype| Case::draw(dtype, rng).check());
+        dtypes().into_iter().for_each(|dtype| check(dtype, rng));
     }
 }
 

@@ -1,14 +1,18 @@
 //! Launches kernels on the CPU emulation, or with `OCTAVO_GPU=1` on the first GPU. On a GPU the arrays of a test are
 //! copied to the device for each launch and back, so that a test need not know about it.
 
-use std::cell::RefCell;
-use std::sync::LazyLock;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
 
 use octavo_backend_cuda::testing::{DeviceKernels, HostArray, KernelPlaces};
 use octavo_backend_cuda::{named_folders, probe};
 use octavo_kernels::emulation::{BankUse, Emulation, Order};
 use octavo_kernels::manifest::{Chip, Dtype, Instance};
 use octavo_kernels::params::Params;
+
+use crate::races::Edit;
 
 /// Environment variable: with 1, kernels run on the first GPU; with `volta` too, and kernels of a V100 run as its PTX.
 pub(crate) const GPU: &str = "OCTAVO_GPU";
@@ -51,14 +55,51 @@ pub(crate) fn has_fp8() -> bool {
 
 /// Instances that can be launched.
 pub(crate) enum Kernels {
-    Emulated(Emulation),
+    /// Compiled when the first is launched.
+    Emulated(Vec<Instance>, OnceLock<Emulation>),
     OnDevice(DeviceKernels),
+}
+
+thread_local! {
+    /// The change of the sources with which kernels of this thread run while races are found.
+    static EDIT: Cell<Option<&'static Edit>> = const { Cell::new(None) };
+}
+
+/// Returns whether `work` panics, and with what. A race in it ends the launch of a kernel on the emulation. Kernels are
+/// compiled from sources with the change `edit`.
+pub(crate) fn finding_races(edit: &'static Edit, work: impl FnOnce()) -> Result<(), String> {
+    EDIT.set(Some(edit));
+    let result = catch_unwind(AssertUnwindSafe(work));
+    EDIT.set(None);
+    result.map_err(|panic| match panic.downcast::<String>() {
+        Ok(text) => *text,
+        Err(_) => "a panic without a text".to_owned(),
+    })
+}
+
+/// Returns whether [`finding_races`] is at work in this thread.
+pub(crate) fn finds_races() -> bool {
+    EDIT.get().is_some()
+}
+
+/// Returns an instance that finds races, compiled once.
+fn finding(edit: &'static Edit, instance: &Instance) -> &'static Emulation {
+    type Loaded = HashMap<(&'static str, String), &'static Emulation>;
+    // A mutant's libraries are not used again, but a library is never unloaded.
+    static LOADED: LazyLock<Mutex<Loaded>> = LazyLock::new(Mutex::default);
+    let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    loaded.entry((edit.name.as_str(), instance.name.clone())).or_insert_with(|| {
+        let emulation = Emulation::finding_races(std::slice::from_ref(instance), |source, instances| {
+            edit.apply(source.path, octavo_kernels::manifest::program(source, instances))
+        });
+        Box::leak(Box::new(emulation.unwrap_or_else(|e| panic!("{e}"))))
+    })
 }
 
 impl Kernels {
     pub(crate) fn new(instances: &[Instance]) -> Self {
         match gpu() {
-            None => Self::Emulated(Emulation::new(instances).unwrap_or_else(|e| panic!("{e}"))),
+            None => Self::Emulated(instances.to_vec(), OnceLock::new()),
             Some(asked) => {
                 let places = KernelPlaces::from_env();
                 let kernels = places.and_then(|places| DeviceKernels::new(&places, instances, asked == "volta"));
@@ -70,9 +111,13 @@ impl Kernels {
     /// Returns the bank use of the launches of `work`; `None` on a device, which does not report it.
     pub(crate) fn bank_use(&self, work: impl FnOnce()) -> Option<BankUse> {
         match self {
-            Self::Emulated(emulation) => Some(emulation.bank_use(work)),
+            Self::Emulated(instances, loaded) => Some(Self::emulation(instances, loaded).bank_use(work)),
             Self::OnDevice(_) => None,
         }
+    }
+
+    fn emulation<'a>(instances: &[Instance], loaded: &'a OnceLock<Emulation>) -> &'a Emulation {
+        loaded.get_or_init(|| Emulation::new(instances).unwrap_or_else(|e| panic!("{e}")))
     }
 
     /// Launches an instance with this dynamic shared memory. The order of threads applies to the emulation; on a device
@@ -89,7 +134,11 @@ impl Kernels {
         // `address_mut`.
         let result = unsafe {
             match self {
-                Self::Emulated(emulation) => {
+                Self::Emulated(instances, loaded) => {
+                    let emulation = match EDIT.get() {
+                        Some(edit) => finding(edit, instance),
+                        None => Self::emulation(instances, loaded),
+                    };
                     emulation.launch(order, instance, grid, dynamic_shared, params).map_err(|e| e.to_string())
                 }
                 Self::OnDevice(kernels) => {

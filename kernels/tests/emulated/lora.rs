@@ -243,25 +243,27 @@ fn kinds() -> Vec<((Dtype, Dtype), bool)> {
 }
 
 fn check_all(cases: usize) {
+    kinds().into_iter().for_each(|kind| check(kind, cases));
+}
+
+pub(crate) fn check((types, is_table): ((Dtype, Dtype), bool), cases: usize) {
     let rng = &mut rng();
-    for (types, is_table) in kinds() {
-        let case = Case::draw(rng, types, is_table, 1);
-        let kernels = Kernels::new(&case.instances());
-        for _ in 0..cases {
-            let rows = 1 + rng.below(30);
-            let case = Case::draw(rng, types, is_table, rows);
-            let adapters: Vec<usize> = (0..rows).map(|_| rng.below(4)).collect();
-            let found = in_every_order(|order| case.run(&kernels, order, &adapters, true, 0));
-            case.check(&found, &adapters);
-            let same = case.run(&kernels, Order::Forward, &adapters, false, 3);
-            assert!(same == found, "the grid and the splits make no difference");
-            // Each row alone.
-            for row in (0..rows).step_by(7) {
-                let only: Vec<_> = (0..rows).map(|other| if other == row { adapters[row] } else { 0 }).collect();
-                let alone = case.run(&kernels, Order::Forward, &only, true, 0);
-                let at = row * case.stride..(row + 1) * case.stride;
-                assert!(alone.bits(at.clone()) == found.bits(at), "row {row} depends on others");
-            }
+    let case = Case::draw(rng, types, is_table, 1);
+    let kernels = Kernels::new(&case.instances());
+    for _ in 0..cases {
+        let rows = 1 + rng.below(30);
+        let case = Case::draw(rng, types, is_table, rows);
+        let adapters: Vec<usize> = (0..rows).map(|_| rng.below(4)).collect();
+        let found = in_every_order(|order| case.run(&kernels, order, &adapters, true, 0));
+        case.check(&found, &adapters);
+        let same = case.run(&kernels, Order::Forward, &adapters, false, 3);
+        assert!(same == found, "the grid and the splits make no difference");
+        // Each row alone.
+        for row in (0..rows).step_by(7) {
+            let only: Vec<_> = (0..rows).map(|other| if other == row { adapters[row] } else { 0 }).collect();
+            let alone = case.run(&kernels, Order::Forward, &only, true, 0);
+            let at = row * case.stride..(row + 1) * case.stride;
+            assert!(alone.bits(at.clone()) == found.bits(at), "row {row} depends on others");
         }
     }
 }
@@ -278,6 +280,10 @@ fn small_adapters() {
 
 #[test]
 fn tiles_of_experts_hold_every_pair_with_an_adapter_once() {
+    check_pairs();
+}
+
+pub(crate) fn check_pairs() {
     let (rng, kernels) = (&mut rng(), Kernels::new(&[manifest::lora_pairs()]));
     for (experts, slots, tokens) in [(5, 3, 20), (1, 1, 40), (300, 7, 90), (4, 2, 0)] {
         let (chosen, words) = (1 + rng.below(4), LORA_TILE_WORDS as usize);

@@ -8,9 +8,9 @@ use octavo_kernels::sources::Source;
 use crate::common::rng;
 
 /// Kernels with [`GatherRowsParams`], which use `out` and `input` as arrays of f32 or u32.
-const SOURCE: Source = Source { path: "machine.cu", text: include_str!("machine.cu") };
+pub(crate) const SOURCE: Source = Source { path: "machine.cu", text: include_str!("machine.cu") };
 
-struct Machine {
+pub(crate) struct Machine {
     emulation: Emulation,
     instance: Instance,
 }
@@ -90,8 +90,10 @@ fn background_copies_are_there_when_they_have_been_waited_for() {
     for order in ORDERS {
         let out = machine.run(order, 1, &input, 3 * 128).unwrap();
         // The data is read at once; after the older of two groups; and after both, the second half of which must not be
-        // copied.
-        assert!(out[..128].iter().all(|x| x.is_nan()), "too early");
+        // copied. In random order, some of the data is there at once.
+        let early = out[..128].iter().filter(|x| !x.is_nan()).count();
+        let at_once = matches!(order, Order::Random(_));
+        assert!(if at_once { (1..128).contains(&early) } else { early == 0 }, "{order:?}: {early} too early");
         assert_eq!(out[128..256], input[..128], "the older group");
         assert!(out[256..320] == input[128..192] && out[320..].iter().all(|&x| x == 0.0), "both");
     }

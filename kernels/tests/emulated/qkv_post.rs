@@ -230,11 +230,16 @@ impl Case {
     }
 }
 
+/// Checks a step of drawn sizes.
+pub(crate) fn check(dtype: Dtype, rng: &mut TestRng) {
+    Case::draw(dtype, rng).check();
+}
+
 #[test]
 fn qkv_is_as_in_f64() {
     let rng = &mut rng();
     for _ in 0..12 {
-        dtypes().into_iter().for_each(|dtype| Case::draw(dtype, rng).check());
+        dtypes().into_iter().for_each(|dtype| check(dtype, rng));
     }
 }
 
@@ -272,7 +277,7 @@ fn codes_are_those_of_the_numbers() {
 #[test]
 fn small_qkv() {
     let rng = &mut rng();
-    dtypes().into_iter().for_each(|dtype| Case::draw(dtype, rng).check());
+    dtypes().into_iter().for_each(|dtype| check(dtype, rng));
 }
 
 /// The rotary embedding changes the length of a head only by the tables' own factor.

@@ -477,7 +477,7 @@ fn tiled_types() -> Vec<(Dtype, Dtype)> {
 
 /// Compares with the product of the weight's values rounded to the activations' type: for a row alone, and with others
 /// of which one is NaN, by either instance.
-fn check_tiled(format: QuantFormat, dtype: Dtype, out: Dtype, rng: &mut TestRng) {
+pub(crate) fn check_tiled(format: QuantFormat, dtype: Dtype, out: Dtype, rng: &mut TestRng) {
     let tiles = manifest::GEMM_QUANT_TILES.map(|(rows, _)| rows);
     let instances = tiles.map(|rows| manifest::gemm_quant(format, dtype, out, rows));
     let kernels = Kernels::new(&instances);

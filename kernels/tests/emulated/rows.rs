@@ -89,7 +89,7 @@ enum Place {
     Residual,
 }
 
-fn check_norm(dtype: Dtype, mean: NormMean, rng: &mut TestRng) {
+pub(crate) fn check_norm(dtype: Dtype, mean: NormMean, rng: &mut TestRng) {
     let (rows, cols) = (1 + rng.below(4), pick(rng, &COLS[1..]));
     // The values are far from 0, where a variance by differences of squares would lose its precision.
     let shift = if mean == NormMean::Layer { 8.0 } else { 0.0 };
@@ -241,7 +241,7 @@ fn check_gather(dtype: Dtype, rng: &mut TestRng) {
     }
 }
 
-fn check_pool(dtype: Dtype, pool: Pool, rng: &mut TestRng) {
+pub(crate) fn check_pool(dtype: Dtype, pool: Pool, rng: &mut TestRng) {
     let (rows, count, cols) = (1 + rng.below(40), 1 + rng.below(4), pick(rng, &COLS));
     let ranges: Vec<_> = (0..count)
         .map(|_| {
@@ -286,7 +286,7 @@ fn check_pool(dtype: Dtype, pool: Pool, rng: &mut TestRng) {
     }
 }
 
-fn check_copy_blocks(rng: &mut TestRng) {
+pub(crate) fn check_copy_blocks(rng: &mut TestRng) {
     let (blocks, size) = (6, pick(rng, &[4, 256, 5000]));
     let before = Array::random(Dtype::F32, blocks * size, rng);
     let pairs = [1u32, 4, 3, 5];
@@ -309,7 +309,7 @@ fn check_copy_blocks(rng: &mut TestRng) {
     }
 }
 
-fn check_table_runs(rng: &mut TestRng) {
+pub(crate) fn check_table_runs(rng: &mut TestRng) {
     let before: Vec<u32> = (0..500).collect();
     // Runs that do not touch each other.
     let (mut runs, mut values, mut expected, mut at) = (Vec::new(), Vec::new(), before.clone(), rng.below(20));

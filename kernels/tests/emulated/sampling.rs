@@ -258,6 +258,8 @@ fn draw_asked(rng: &mut TestRng, vocab: usize) -> Asked {
     }
     if rng.below(4) == 0 {
         asked.forbidden = draw_ids(rng, vocab + 2, 5);
+        asked.forbidden.sort_unstable();
+        asked.forbidden.dedup();
     }
     if rng.below(4) == 0 {
         let keep = pick(rng, &[0, 1, 3]);
@@ -308,22 +310,46 @@ fn expected(sampler: &mut Sampler, logits: &[f32], asked: &Asked, found: u32, co
 
 #[test]
 fn tokens_of_drawn_rows_are_the_definitions() {
-    let (mut rng, kernels, mut sampler) = (rng(), Sampling::new(), Sampler::new());
-    for vocab in [1, 2, 31, 130, 1 + rng.below(600), 1000 + rng.below(3000), 4096, 5001] {
-        let asked: Vec<Asked> = (0..24).map(|_| draw_asked(&mut rng, vocab)).collect();
-        let logits: Vec<f32> = asked.iter().flat_map(|_| draw_logits(&mut rng, vocab)).collect();
-        let found = in_every_order(|order| {
-            // NaN is not equal to itself, and tokens may have such log-probabilities.
-            format!("{:?}", kernels.sample(order, &logits, vocab, &asked))
-        });
-        let tokens = kernels.sample(Order::Forward, &logits, vocab, &asked);
-        assert_eq!(format!("{tokens:?}"), found);
-        for (r, (asked, (token, _))) in asked.iter().zip(&tokens).enumerate() {
-            let logits = &logits[r * vocab..][..vocab];
-            let context = format!("vocabulary {vocab}, row {r}: {asked:?}");
-            let expected = expected(&mut sampler, logits, asked, token.id, &context);
-            assert_same(token, &expected, &context);
-        }
+    let rng = &mut rng();
+    let vocabs = [1, 2, 31, 130, 1 + rng.below(600), 1000 + rng.below(3000), 4096, 5001];
+    check_drawn(24, &vocabs, rng);
+}
+
+/// Checks drawn rows of each vocabulary.
+pub(crate) fn check_drawn(rows: usize, vocabs: &[usize], rng: &mut TestRng) {
+    for &vocab in vocabs {
+        let asked: Vec<Asked> = (0..rows).map(|_| draw_asked(rng, vocab)).collect();
+        let logits: Vec<f32> = asked.iter().flat_map(|_| draw_logits(rng, vocab)).collect();
+        check_rows(&asked, &logits, vocab);
+    }
+}
+
+/// Checks a row of whose tokens each is biased, forbidden and counted, at different places of the lists.
+pub(crate) fn check_adjusted_again(rng: &mut TestRng) {
+    let (ids, vocab) = ([1, 2, 3, 4, 5], 40);
+    let asked = Asked {
+        params: SampleParams { temperature: 1.0, repetition_penalty: 1.25, ..SampleParams::default() },
+        logit_bias: ids.map(|id| (id, 1.0)).to_vec(),
+        forbidden: ids.into_iter().rev().collect(),
+        counts: Some(TokenCounts::new(&[3], &[1, 2, 4])),
+        ..Asked::default()
+    };
+    check_rows(&[asked], &draw_logits(rng, vocab), vocab);
+}
+
+fn check_rows(asked: &[Asked], logits: &[f32], vocab: usize) {
+    let (kernels, mut sampler) = (Sampling::new(), Sampler::new());
+    let found = in_every_order(|order| {
+        // NaN is not equal to itself, and tokens may have such log-probabilities.
+        format!("{:?}", kernels.sample(order, logits, vocab, asked))
+    });
+    let tokens = kernels.sample(Order::Forward, logits, vocab, asked);
+    assert_eq!(format!("{tokens:?}"), found);
+    for (r, (asked, (token, _))) in asked.iter().zip(&tokens).enumerate() {
+        let logits = &logits[r * vocab..][..vocab];
+        let context = format!("vocabulary {vocab}, row {r}: {asked:?}");
+        let expected = expected(&mut sampler, logits, asked, token.id, &context);
+        assert_same(token, &expected, &context);
     }
 }
 
