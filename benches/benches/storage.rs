@@ -125,8 +125,9 @@ fn print(title: &str, storages: &[StorageType], rounds: &[Vec<f64>]) {
     let at = |storage| storages.iter().position(|known| *known == storage).unwrap_or_default();
     for (storage, other) in TYPES {
         let ratios = rounds.iter().map(|round| round[at(other)] / round[at(storage)]);
-        let best = rounds.iter().map(|round| round[at(storage)]).fold(f64::MAX, f64::min);
-        println!("  {storage:<8} {} of {other}; {:.2} ms at best", Spread::of(ratios), best * 1e3);
+        let best = |storage| rounds.iter().map(|round| round[at(storage)]).fold(f64::MAX, f64::min) * 1e3;
+        let (own, others) = (best(storage), best(other));
+        println!("  {storage:<8} {} of {other}; {own:.2} and {others:.2} ms at best", Spread::of(ratios));
     }
 }
 
