@@ -174,6 +174,13 @@ API int cublasLtDestroy(void* handle) {
     delete (char*)handle;
     return SUCCESS;
 }
+// Major number, minor number and patch level of the release that has what it supports.
+API int cublasLtGetProperty(int property, int* value) {
+    constexpr int RELEASE[3] = {12, 9, 1};
+    if (property < 0 || property > 2) return INVALID_VALUE;
+    *value = RELEASE[property];
+    return SUCCESS;
+}
 API int cublasLtMatmulDescCreate(void** description, int compute, int scale) {
     if (compute != 68 || scale != R_32F) return NOT_SUPPORTED;
     *description = new Description;

@@ -100,6 +100,7 @@ thread_local std::map<std::string, uint64_t> calls;
 thread_local int sticky_error = SUCCESS;
 thread_local int captures = 0;
 thread_local bool spoilt = false;
+thread_local int clock_khz = 0;
 
 // Returns the error of an operation that a capture does not allow, which also ends the capture.
 int unsupported() {
@@ -291,7 +292,9 @@ API void standin_reset() {
     refused.clear();
     calls.clear();
     sticky_error = SUCCESS;
+    clock_khz = 0;
 }
+API void standin_set_clock(int khz) { clock_khz = khz; }
 API uint64_t standin_calls(const char* function) { return calls[function]; }
 API uint64_t standin_memory_in_use(int number) {
     std::lock_guard<std::mutex> guard(memory_lock);
@@ -358,6 +361,9 @@ API int cuDeviceGetAttribute(int* value, int attribute, int number) {
     ENTER_ANYWHERE();
     int capability = device(number)->capability;
     switch (attribute) {
+        case 13:
+            *value = clock_khz;
+            return clock_khz ? SUCCESS : INVALID_VALUE;
         case 16: *value = 4; return SUCCESS;  // multiprocessors
         case 75: *value = capability / 10; return SUCCESS;
         case 76: *value = capability % 10; return SUCCESS;

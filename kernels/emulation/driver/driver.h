@@ -50,7 +50,10 @@ API void standin_refuse(const char* function, int code);
 // Returns ten times the compute capability of this thread's device; 0 without a context.
 API int standin_capability();
 
-// Resets the faults and counts of this thread.
+// Gives the devices of this thread a clock, until standin_reset. Without one they tell that their times have no meaning.
+API void standin_set_clock(int khz);
+
+// Resets the faults, the counts and the clock of this thread.
 API void standin_reset();
 
 // Returns the number of calls of a function by this thread since the last reset.

@@ -66,7 +66,7 @@ impl Key {
 }
 
 /// Returns the hash of a list of texts: 128 bits in hexadecimal.
-fn hash<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
+pub(crate) fn hash<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
     let mut hash = Sha256::new();
     for part in parts {
         // The length is included, so that different lists have different input.

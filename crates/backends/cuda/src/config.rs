@@ -19,6 +19,9 @@ pub struct CudaConfig {
     pub kernel_pack: Option<PathBuf>,
     /// Folder of the cache of compiled kernels.
     pub kernel_cache: PathBuf,
+    /// Folder of the files with the fastest kernels of dense products of few rows. Shapes that they lack are measured while a
+    /// model is loaded; `None` chooses by the chip, without measurements.
+    pub tuning: Option<PathBuf>,
     /// Maximum number of tokens in a step.
     pub max_num_batched_tokens: usize,
     /// Maximum number of sequences in a step.
@@ -73,6 +76,7 @@ pub(crate) mod tests {
             libraries: Vec::new(),
             kernel_pack: None,
             kernel_cache: PathBuf::new(),
+            tuning: None,
             max_num_batched_tokens: 128,
             max_num_seqs: 8,
             max_rows: 128,

@@ -397,6 +397,7 @@ mod tests {
                 cache: CacheType::Activation,
                 batch_invariant: false,
                 fp8_inputs: false,
+                tune: false,
             };
             let text = Layout::new(&decoder, &setting, &Limits::new(&config, &decoder)).unwrap();
             let images = Layout::new(&encoder, &setting, &Limits::of_images(4 * CONTEXT)).unwrap();

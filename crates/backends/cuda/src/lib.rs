@@ -50,6 +50,7 @@ mod tables;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod texts;
+mod tuning;
 mod weights;
 
 pub use backend::CudaBackend;

@@ -141,6 +141,23 @@ impl ProductPart {
         Self { params: *params, library, dense, out: *out, quant }
     }
 
+    /// Returns whether the weight is dense.
+    pub(crate) fn is_dense(&self) -> bool {
+        self.quant.is_none()
+    }
+
+    /// Returns a text that tells products apart whose times differ.
+    pub(crate) fn shape_name(&self) -> String {
+        let LinearParams { n, k, bias, add, .. } = self.params;
+        let with = |address: u64, what: &'static str| if address == 0 { "" } else { what };
+        format!("{n}x{k} to {}{}{}", self.out.name(), with(bias, ", bias"), with(add, ", add"))
+    }
+
+    /// Returns the size of a dense weight in bytes.
+    pub(crate) fn weight_bytes(&self) -> u64 {
+        u64::from(self.params.n) * u64::from(self.params.k) * self.dense.dtype.bytes() as u64
+    }
+
     /// Returns the parameters of the product of an input, with its scales if it is rounded, and a quantised weight.
     fn quantised(&self, quant: &Quant, (input, scales): (u64, u64), rows: u32) -> QuantLinearParams {
         let LinearParams { bias, add, out, n, k, out_stride, scale, softcap, .. } = self.params;
@@ -337,6 +354,8 @@ pub(crate) struct Setting {
     pub(crate) batch_invariant: bool,
     /// Whether the program allows to round inputs to FP8.
     pub(crate) fp8_inputs: bool,
+    /// Whether the kernels of dense products of few rows are chosen by measurements.
+    pub(crate) tune: bool,
 }
 
 impl Setting {
@@ -473,7 +492,7 @@ pub(crate) mod tests {
     /// Returns settings of an sm_90.
     pub(crate) fn setting(dtype: Dtype) -> Setting {
         let cache = CacheType::Activation;
-        Setting { chip: Chip::SM_90, dtype, cache, batch_invariant: false, fp8_inputs: false }
+        Setting { chip: Chip::SM_90, dtype, cache, batch_invariant: false, fp8_inputs: false, tune: false }
     }
 
     #[test]

@@ -18,6 +18,7 @@ use crate::libraries::{LibraryKind, Places, Version, ranked};
 use crate::linear::Setting;
 use crate::lower::Lowering;
 use crate::tables::{Tables, TablesAt};
+use crate::tuning::{self, TuningFile};
 use crate::weights::{Loader, STAGING_WORDS};
 use crate::{CudaConfig, Memory};
 
@@ -88,6 +89,23 @@ impl Opened<'_> {
         None
     }
 
+    /// Returns the setting shared by a program's products and its attention.
+    fn setting(&self, program: &Program) -> Setting {
+        // The keys and values of an encoder, which live for a step, have the type of activations.
+        let cache = match program.kind() {
+            ProgramKind::Encoder => CacheType::Activation,
+            ProgramKind::Decoder | ProgramKind::Embedder => self.config.kv_cache,
+        };
+        Setting {
+            chip: self.gpu.info().chip,
+            dtype: self.dtype,
+            cache,
+            batch_invariant: self.config.batch_invariant,
+            fp8_inputs: program.fp8_inputs,
+            tune: tuning::is_wanted(self),
+        }
+    }
+
     /// Returns the number of bytes that the KV cache may have beside `fixed` bytes of weights and step buffers, which are
     /// about to be allocated.
     fn kv_bytes(&self, fixed: u64) -> Result<u64, BackendError> {
@@ -122,14 +140,7 @@ impl Loaded {
         let Wanted { program, limits, source } = *of;
         let (gpu, dtype) = (opened.gpu, opened.dtype);
         too_large(program, dtype, gpu.memory()?.1)?;
-        let chip = gpu.info().chip;
-        // The keys and values of an encoder, which live for a step, have the type of activations.
-        let cache = match program.kind() {
-            ProgramKind::Encoder => CacheType::Activation,
-            ProgramKind::Decoder | ProgramKind::Embedder => opened.config.kv_cache,
-        };
-        let (batch_invariant, fp8_inputs) = (opened.config.batch_invariant, program.fp8_inputs);
-        let setting = Setting { chip, dtype, cache, batch_invariant, fp8_inputs };
+        let setting = opened.setting(program);
         let layout = Layout::new(program, &setting, &limits)?;
         let kv_bytes = opened.kv_bytes(layout.plan.bytes())?;
         let arena = Arena::new(gpu, layout.plan.bytes(), "weights and step buffers")?;
@@ -157,9 +168,12 @@ impl Loaded {
             },
             dtype,
             element: dtype.bytes() as u64,
-            kv_element: cache.bytes(dtype) as u64,
+            kv_element: setting.cache.bytes(dtype) as u64,
         };
         machine.plan_products(|rows| limits.most(program, rows), &scalings);
+        if let Some(file) = TuningFile::of(opened, machine.cublaslt.as_ref()) {
+            machine.tune(&file, |rows| limits.most(program, rows))?;
+        }
         let in_fp8 = machine.fp8_products(|rows| limits.most(program, rows));
         if !in_fp8.is_empty() {
             let (rounded, all) = (in_fp8.iter().filter(|rounds| **rounds).count(), in_fp8.len());

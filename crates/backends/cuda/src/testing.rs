@@ -72,6 +72,7 @@ pub fn config() -> CudaConfig {
         libraries: vec![standin()],
         kernel_pack: None,
         kernel_cache: kernel_cache(),
+        tuning: None,
         max_num_batched_tokens: 256,
         max_num_seqs: 8,
         max_rows: 256,
@@ -148,7 +149,14 @@ impl Control {
         unsafe { refuse(name.as_ptr(), code) }
     }
 
-    /// Resets faults and counts.
+    /// Gives the devices a clock, as if times had a meaning, until [`Control::reset`].
+    pub fn set_clock(&self) {
+        let set: Symbol<unsafe extern "C" fn(i32)> = self.symbol("standin_set_clock");
+        // SAFETY: the function accesses only the stand-in's own memory.
+        unsafe { set(1_000_000) }
+    }
+
+    /// Resets faults, counts and the clock.
     pub fn reset(&self) {
         let reset: Symbol<unsafe extern "C" fn()> = self.symbol("standin_reset");
         // SAFETY: the function accesses only the stand-in's own memory.

@@ -27,6 +27,7 @@ fn config(dtype: Dtype) -> Option<CudaConfig> {
             libraries,
             kernel_pack: pack_folder(),
             kernel_cache: std::env::temp_dir().join("octavo-gpu-tests"),
+            tuning: None,
             max_num_batched_tokens: 512,
             max_num_seqs: 64,
             max_rows: 512,

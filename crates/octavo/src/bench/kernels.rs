@@ -106,6 +106,7 @@ pub(super) fn config(dtype: Dtype) -> Result<CudaConfig> {
         libraries: named_folders(),
         kernel_pack: kernels::pack(None)?.map(|(folder, _)| folder),
         kernel_cache: ResolveOptions::from_env().cache_dir.join("kernels"),
+        tuning: None,
         max_num_batched_tokens: 1,
         max_num_seqs: 1,
         max_rows: 1,

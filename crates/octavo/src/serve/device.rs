@@ -330,13 +330,15 @@ fn cuda_backend(args: &ComposeArgs, files: &ModelFiles) -> Result<CudaBackend> {
         Some(bytes) => Memory::KvCache(bytes as u64),
         None => Memory::Share(limits.gpu_memory_utilization.unwrap_or(GPU_SHARE)),
     };
+    let cache = ResolveOptions::from_env().cache_dir;
     let config = CudaConfig {
         device: 0,
         dtype: element_type(args.model.dtype),
         kv_cache: cache_type(&files.kv_cache_dtype)?,
         libraries: named_folders(),
         kernel_pack: kernels::pack(args.model.kernel_pack.as_deref())?.map(|(folder, _)| folder),
-        kernel_cache: ResolveOptions::from_env().cache_dir.join("kernels"),
+        kernel_cache: cache.join("kernels"),
+        tuning: Some(cache.join("tuning")),
         max_num_batched_tokens: step_tokens(limits, GPU_STEPS.tokens, &files.program, files.vision(), max_model_len)?,
         max_num_seqs: limits.max_num_seqs,
         max_rows: octavo_runner::max_rows(limits.max_num_seqs, files.program.vocab_size),

@@ -112,6 +112,7 @@ functions! {
     Functions {
         cublasLtCreate: fn(*mut Handle);
         cublasLtDestroy: fn(Handle);
+        cublasLtGetProperty: fn(i32, *mut i32);
         cublasLtMatmulDescCreate: fn(*mut Handle, i32, i32);
         cublasLtMatmulDescDestroy: fn(Handle);
         cublasLtMatmulDescSetAttribute: fn(Handle, i32, *const c_void, usize);
@@ -228,6 +229,18 @@ impl CublasLt {
         check("cublasLtCreate", result).map_err(|reason| format!("{} does not start: {reason}", path.display()))?;
         let (plans, tried) = (HashMap::new(), HashMap::new());
         Ok(Self { gpu: gpu.clone(), functions, handle, dtype, workspace, plans, tried, path })
+    }
+
+    /// Returns the release as a text, such as `12.9.1`.
+    pub(crate) fn release(&self) -> String {
+        // The numbers are those of `libraryPropertyType`: major, minor, patch level.
+        let number = |property| {
+            let mut value = 0;
+            // SAFETY: the value is written to a local variable.
+            let result = unsafe { (self.functions.cublasLtGetProperty)(property, &raw mut value) };
+            check("cublasLtGetProperty", result).map_or_else(|refused| refused, |()| value.to_string())
+        };
+        [0, 1, 2].map(number).join(".")
     }
 
     /// Plans a product of `rows` rows (a [`bucket`]), unless it is planned already. With `operands`, an algorithm that

@@ -18,5 +18,6 @@ mod programs;
 mod quantised;
 mod sampling;
 mod texts;
+mod tuning;
 
 use octavo_backend_cuda::testing::config;
