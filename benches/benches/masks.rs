@@ -5,7 +5,8 @@
 //!
 //! The vocabulary is that of `MODEL`, by default the default model, and the same vocabulary with longer tokens that are made
 //! of it. The device is simulated: a step takes its time by the data sheet, and the engine waits for it. The time of a step
-//! with masks is compared with that without, and with the device's own.
+//! with masks is compared with that without, and with the device's own. Rows with a grammar take turns if their masks take longer
+//! than the device.
 
 use std::collections::HashSet;
 use std::error::Error;
@@ -17,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
-use octavo_bench::{Clock, Device, SimulatedExecutor, SimulatedTime, SimulatorConfig};
+use octavo_bench::{Clock, Device, SimulatedExecutor, SimulatorConfig};
 use octavo_engine::internals::ManualEngine;
 use octavo_engine::{
     Constraint, EngineConfig, Executor, ExecutorError, KvCacheSpec, Request, SamplingParams, StepId, StepMasks,
@@ -33,8 +34,12 @@ use serde_json::{Value, json};
 const ROWS: [usize; 3] = [1, 32, 256];
 /// Rows that begin together. The others begin later, so that the rows of a step are at different places of their texts.
 const TOGETHER: usize = 4;
-/// Number of steps before those that count, and of these.
-const STEPS: (usize, usize) = (80, 120);
+/// Number of tokens that the rows with a grammar write, in the mean, before steps count.
+const BEFORE: usize = 80;
+/// Number of steps that count.
+const STEPS: usize = 120;
+/// Number of tokens of the row without a grammar, which is in every step.
+const MOST: u32 = 4000;
 const PROMPT: u32 = 64;
 
 /// A model whose steps are simulated.
@@ -105,8 +110,17 @@ struct Scripted {
     script: Arc<[u32]>,
     spare_masks: Vec<StepMasks>,
     in_use: Vec<StepMasks>,
-    /// Times at which steps were complete.
-    ends: Arc<Mutex<Vec<Instant>>>,
+    /// Steps that were complete.
+    ends: Arc<Mutex<Vec<End>>>,
+}
+
+/// The end of a step.
+struct End {
+    at: Instant,
+    /// Time that the device worked on the step.
+    busy: Duration,
+    /// Number of its rows with masks.
+    masked: usize,
 }
 
 impl Executor for Scripted {
@@ -139,10 +153,13 @@ impl Executor for Scripted {
     fn wait(&mut self) -> Result<StepOutput, ExecutorError> {
         let mut output = self.inner.wait()?;
         for (row, token) in output.plan.rows.iter().zip(&mut output.tokens) {
-            token.id = self.script[(row.position + 1 - PROMPT) as usize];
+            // The row without a grammar writes more than the text.
+            token.id = self.script.get((row.position + 1 - PROMPT) as usize).copied().unwrap_or(PROMPT);
         }
+        let masked = self.in_use.iter().map(|masks| masks.rows.len()).sum();
         self.spare_masks.append(&mut self.in_use);
-        self.ends.lock().unwrap_or_else(PoisonError::into_inner).push(Instant::now());
+        let end = End { at: Instant::now(), busy: output.busy, masked };
+        self.ends.lock().unwrap_or_else(PoisonError::into_inner).push(end);
         Ok(output)
     }
 
@@ -173,7 +190,7 @@ impl Text {
             disable_additional_properties: false,
         };
         let script: Arc<[u32]> = tokenizer.encode(&document(), false)?.into();
-        if script.len() < STEPS.0 + STEPS.1 + 2 {
+        if script.len() < BEFORE + STEPS + 2 {
             return Err(format!("the text has {} tokens, too few", script.len()).into());
         }
         Ok(Self { grammar: compiler.compile(&spec)?, script })
@@ -264,32 +281,32 @@ fn extended(mut vocabulary: GgufTokenizer, vocab_size: usize) -> GgufTokenizer {
 struct Run {
     /// Times of steps, ascending.
     steps: Vec<Duration>,
-    /// Mean time that the device has for itself in a step, if time is virtual.
-    device: Duration,
-    /// Work of all constraints in a step.
+    /// Mean time that the device works on a step.
+    busy: Duration,
+    /// Median of the time of a step beyond that of the device, in times of the latter.
+    beyond: f64,
+    /// Number of rows with masks in all steps.
+    masked: usize,
+    /// Work of all constraints.
     fill: Duration,
     accept: Duration,
 }
 
 impl Run {
-    fn new(
-        program: &Arc<Program>,
-        text: &Text,
-        rows: usize,
-        masked: bool,
-        clock: Clock,
-    ) -> Result<Self, Box<dyn Error>> {
+    fn new(program: &Arc<Program>, text: &Text, rows: usize, masked: bool) -> Result<Self, Box<dyn Error>> {
+        let clock = Clock::Real { speed_up: 1.0 };
         let config = SimulatorConfig { clock, max_num_seqs: rows + 1, ..SimulatorConfig::default() };
         let inner = SimulatedExecutor::new(program.clone(), Device::H100, config)?;
-        let (time, ends) = (inner.time(), Arc::<Mutex<Vec<Instant>>>::default());
+        let ends = Arc::<Mutex<Vec<End>>>::default();
         let (script, spare_masks, in_use) = (text.script.clone(), Vec::new(), Vec::new());
         let executor = Scripted { inner, script, spare_masks, in_use, ends: ends.clone() };
-        let config = EngineConfig { max_num_seqs: rows + 1, max_model_len: 4096, ..EngineConfig::default() };
+        let config = EngineConfig { max_num_seqs: rows + 1, max_model_len: 8192, ..EngineConfig::default() };
         let mut engine = ManualEngine::new(Box::new(executor), config, EngineMetrics::disabled())?;
         let work = Arc::new(Work::default());
         let mut streams = Vec::new();
         for number in 0..=rows {
-            let params = SamplingParams { max_tokens: (STEPS.0 + STEPS.1 + 1) as u32, ..SamplingParams::default() };
+            let max_tokens = if number == 0 { MOST } else { (BEFORE + STEPS + 1) as u32 };
+            let params = SamplingParams { max_tokens, ..SamplingParams::default() };
             let constraint = (masked && number > 0).then(|| {
                 Box::new(Timed { inner: text.grammar.constraint(), work: work.clone() }) as Box<dyn Constraint>
             });
@@ -300,19 +317,38 @@ impl Run {
                 engine.turn();
             }
         }
-        let count = || ends.lock().unwrap_or_else(PoisonError::into_inner).len();
-        Self::turns(&mut engine, || count() > STEPS.0)?;
-        let begun: (SimulatedTime, Duration, usize) = (time.clone(), time.elapsed(), count());
+        // Steps, and rows with masks in them.
+        let count = || {
+            let ends = ends.lock().unwrap_or_else(PoisonError::into_inner);
+            (ends.len(), ends.iter().map(|end| end.masked).sum::<usize>())
+        };
+        let least = if masked { BEFORE * rows } else { 0 };
+        Self::turns(&mut engine, || count().0 > BEFORE && count().1 >= least)?;
+        let first = count().0;
         work.fill.store(0, Relaxed);
         work.accept.store(0, Relaxed);
-        Self::turns(&mut engine, || count() > STEPS.0 + STEPS.1)?;
+        Self::turns(&mut engine, || count().0 >= first + STEPS)?;
         let ends = ends.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut steps: Vec<Duration> = ends[begun.2 - 1..].windows(2).map(|pair| pair[1] - pair[0]).collect();
-        let number = steps.len() as u32;
+        Ok(Self::of(&ends[first - 1..], &work))
+    }
+
+    /// Sums up steps, of which the first only begins the others.
+    fn of(ends: &[End], work: &Work) -> Self {
+        let mut steps: Vec<Duration> = ends.windows(2).map(|pair| pair[1].at - pair[0].at).collect();
+        let ends = &ends[1..];
+        let beyond = |(step, end): (&Duration, &End)| step.as_secs_f64() / end.busy.as_secs_f64() - 1.0;
+        let mut all_beyond: Vec<f64> = steps.iter().zip(ends).map(beyond).collect();
+        all_beyond.sort_unstable_by(f64::total_cmp);
         steps.sort_unstable();
-        let of = |nanos: &AtomicU64| Duration::from_nanos(nanos.load(Relaxed)) / number;
-        let device = (time.elapsed() - begun.1) / number;
-        Ok(Self { steps, device, fill: of(&work.fill), accept: of(&work.accept) })
+        let of = |nanos: &AtomicU64| Duration::from_nanos(nanos.load(Relaxed));
+        Self {
+            beyond: all_beyond[all_beyond.len() / 2],
+            busy: ends.iter().map(|end| end.busy).sum::<Duration>() / ends.len() as u32,
+            masked: ends.iter().map(|end| end.masked).sum(),
+            steps,
+            fill: of(&work.fill),
+            accept: of(&work.accept),
+        }
     }
 
     fn turns(engine: &mut ManualEngine, done: impl Fn() -> bool) -> Result<(), Box<dyn Error>> {
@@ -334,31 +370,36 @@ fn run(path: &Path) -> Result<(), Box<dyn Error>> {
         return Err(format!("{}: not a GGUF file", path.display()).into());
     };
     let threads = available_parallelism().map_or(1, usize::from);
-    println!("milliseconds of a step with masks, its median and its 90th percentile; {threads} processors");
+    println!("milliseconds of a step, its median and its 90th percentile; {threads} processors");
     for model in MODELS {
         let program = Arc::new(model.program()?);
         let text = Text::new(extended(vocabulary.clone(), model.vocab_size), model.vocab_size)?;
         println!("\n{} on one H100, {} tokens of vocabulary", model.name, model.vocab_size);
-        println!("rows | device | without masks    | with masks       | beyond the device | fill, accept (µs a row)");
+        println!(
+            "rows | without masks: step, of the device | with masks: step, of the device, beyond it | rows, a second | fill, accept (µs)"
+        );
         for rows in ROWS {
-            let device = Run::new(&program, &text, rows, false, Clock::Virtual)?.device.as_secs_f64() * 1e3;
-            let real = Clock::Real { speed_up: 1.0 };
-            let plain = Run::new(&program, &text, rows, false, real)?;
-            let masked = Run::new(&program, &text, rows, true, real)?;
-            let of_row = |time: Duration| time.as_secs_f64() * 1e6 / rows as f64;
+            let plain = Run::new(&program, &text, rows, false)?;
+            let masked = Run::new(&program, &text, rows, true)?;
+            let each = |time: Duration| time.as_secs_f64() * 1e6 / masked.masked.max(1) as f64;
+            let seconds = masked.steps.iter().sum::<Duration>().as_secs_f64();
             println!(
-                "{rows:4} | {device:6.2} | {:6.2} to {:6.2} | {:6.2} to {:6.2} | {:5.2} of its time | {:.1}, {:.1}",
-                plain.at(0.5),
-                plain.at(0.9),
-                masked.at(0.5),
-                masked.at(0.9),
-                (masked.at(0.5) - device) / device,
-                of_row(masked.fill),
-                of_row(masked.accept),
+                "{rows:4} | {plain} | {masked}, {:5.2} of its time | {:.1}, {:.0} | {:.1}, {:.1}",
+                masked.beyond,
+                masked.masked as f64 / masked.steps.len() as f64,
+                masked.masked as f64 / seconds,
+                each(masked.fill),
+                each(masked.accept),
             );
         }
     }
     Ok(())
+}
+
+impl std::fmt::Display for Run {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:6.2} to {:6.2}, {:6.2}", self.at(0.5), self.at(0.9), self.busy.as_secs_f64() * 1e3)
+    }
 }
 
 fn main() -> ExitCode {

@@ -260,6 +260,15 @@ struct LinearParams {
     float softcap;       // cap * tanh(x / cap); 0 means none
 };
 
+// Like LinearParams, for few rows, with the inputs divided into parts.
+struct SkinnyLinearParams {
+    float* partial;  // sums of the parts of every tile of outputs: [tiles, parts, sums of a CTA]; not read with one part
+    u32* tickets;    // [tiles], 0 before the first launch, and left 0; not read with one part
+    LinearParams linear;
+    u32 steps;       // stages of 32 inputs of a part
+    u32 reserved;
+};
+
 // ------------------------------------------------------------------------------------------- linear: cuda/quantized.cu
 
 // The planes of a repacked weight [n, k] (see QuantLayout in Rust). Planes that a format lacks are null.

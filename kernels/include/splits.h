@@ -41,22 +41,6 @@ struct Split {
     }
 };
 
-// Returns whether this CTA is the last of `count` to arrive with the ticket; its threads then see the data of the
-// others by load_fresh. The fences of one thread are sufficient for a CTA, because they also order the writes that a
-// barrier has put before them.
-DEVICE bool is_last(u32* ticket, u32 count, u32* flag) {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        *flag = atomicAdd(ticket, 1u) == count - 1;
-        __threadfence();
-        // No other CTA follows, so the ticket is reset for the next launch.
-        if (*flag) *ticket = 0;
-    }
-    __syncthreads();
-    return *flag;
-}
-
 // Number of adjacent elements of a head that one thread processes.
 constexpr u32 QUAD = 4;
 

@@ -18,6 +18,14 @@ DEVICE void fill_stage(T* stage, u32 k, u32 k0, Row row) {
     }
 }
 
+// Returns the address of row r of a matrix of `rows` rows of `k` elements. If there is no such row, it clears `valid` and returns
+// that of the first.
+template <class T>
+DEVICE const T* row_of(const void* matrix, u32 rows, u32 k, u32 r, bool& valid) {
+    valid = valid && r < rows;
+    return (const T*)matrix + (valid ? (u64)r * k : 0);
+}
+
 // Multiplies fragments of 16-bit elements. A product has `begin(group)`, which is called before the products of a group of
 // 32 bytes of each row, counted from the first input, and `add(sum, a, b, j)`, which adds the product of fragments to the
 // sums of the j-th tile of columns.
@@ -35,7 +43,7 @@ struct MmaTile {
     static constexpr u32 WARPS_N = BN / WN, THREADS = BM / WM * WARPS_N * 32;
     static constexpr u32 TILES_M = WM / 16, TILES_N = WN / 8;
     static constexpr u32 STAGE = (BM + BN) * STAGE_INPUTS;
-    static_assert(WM % 16 == 0 && WN % 16 == 0, "a warp's part is of whole tensor-core tiles");
+    static_assert(WM % 16 == 0 && (WN % 16 == 0 || WN == 8), "a warp's part is of whole tensor-core tiles");
 
     // Row and column in the tile of this warp's part.
     u32 warp_m = warp_id() / WARPS_N * WM, warp_n = warp_id() % WARPS_N * WN;
@@ -73,13 +81,16 @@ struct MmaTile {
 #pragma unroll
         for (u32 piece = 0; piece < PIECES; piece += 2) {
             product.begin(group + piece / 2);
-            u32 a_tiles[TILES_M][4], b_tiles[TILES_N / 2][4];
+            u32 a_tiles[TILES_M][4], b_tiles[(TILES_N + 1) / 2][4];
 #pragma unroll
             for (u32 i = 0; i < TILES_M; ++i)
                 ldmatrix_x4(a_tiles[i], a + staged(warp_m + i * 16 + lane % 16, piece + lane / 16));
 #pragma unroll
-            for (u32 j = 0; j < TILES_N / 2; ++j)
-                ldmatrix_x4(b_tiles[j], b + staged(warp_n + j * 16 + lane / 16 * 8 + lane % 8, piece + lane / 8 % 2));
+            for (u32 j = 0; j < (TILES_N + 1) / 2; ++j) {
+                // A single tile of columns is loaded twice.
+                const u32 second = TILES_N == 1 ? 0 : lane / 16 * 8;
+                ldmatrix_x4(b_tiles[j], b + staged(warp_n + j * 16 + second + lane % 8, piece + lane / 8 % 2));
+            }
 #pragma unroll
             for (u32 i = 0; i < TILES_M; ++i)
 #pragma unroll

@@ -15,6 +15,7 @@ pub mod manifest;
 #[cfg(feature = "nvrtc")]
 pub mod nvrtc;
 pub mod params;
+pub mod parts;
 pub mod plan;
 pub mod quant;
 pub mod sources;

@@ -44,6 +44,8 @@ sources! {
     ATTENTION_LATENT = "cuda/attention_latent.cu",
     /// Dense product of 16-bit types on the tensor cores of sm_80 and later.
     GEMM_MMA = "cuda/gemm_mma.cu",
+    /// Dense product of few rows of 16-bit types on the tensor cores of sm_80 and later.
+    GEMM_SKINNY = "cuda/gemm_skinny.cu",
     /// Dense product of f16 on the tensor cores of Volta, of a matrix or of experts.
     GEMM_VOLTA = "cuda/gemm_volta.cu",
     /// Dense product in f32.

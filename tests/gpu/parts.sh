@@ -153,7 +153,8 @@ ncu() {
     }
     profile decode "^paged_decode" --filter paged_decode --batch-sizes 32 --contexts 4096 --prefill 16
     profile gemv1 "^gemv_.*_m1$" --filter gate_up --batch-sizes 1 --contexts 16 --prefill 16
-    profile gemv8 "^gemv_.*_m8$" --filter gate_up --batch-sizes 8 --contexts 16 --prefill 16
+    profile skinny8 "^gemm_skinny_.*_m8$" --filter gate_up --batch-sizes 8 --contexts 16 --prefill 16
+    profile skinny32 "^gemm_skinny_.*_m32$" --filter gate_up --batch-sizes 32 --contexts 16 --prefill 16
     profile prefill "^paged_prefill" --filter paged_prefill --batch-sizes 1 --contexts 16 --prefill 8192
     return "$failed"
 }

@@ -10,8 +10,8 @@ import sys
 import tarfile
 
 # Kernels of a decode step: the start of what they work on, the names of kernels by preference, and how often they run, in a layer and
-# once in a step. The backend multiplies few rows by gemv, more by cuBLASLt, and by its own gemm where that is missing.
-PRODUCT = ("gemv_", "cublasLt", "gemm_")
+# once in a step. Of the products the fastest is meant, which the backend's cutoffs should choose.
+PRODUCT = ("gemv_", "gemm_", "cublasLt")
 OPS = [
     ("qkv product", "qkv ", PRODUCT, 1, 0),
     ("output product", "output ", PRODUCT, 1, 0),
@@ -134,12 +134,12 @@ def ceilings(results):
 
 
 def find(kernels, on, names, size):
-    """The kernel that a step runs: the first of the preferred names on that size."""
-    for name in names:
-        for kernel in kernels:
-            if kernel["kernel"].startswith(name) and kernel["on"].startswith(on) and size(kernel["on"]) and "seconds" in kernel:
-                return kernel
-    return None
+    """The kernel that a step runs: the first of the preferred names on that size, and the fastest of products."""
+    fitting = [kernel for kernel in kernels if kernel["on"].startswith(on) and size(kernel["on"]) and "seconds" in kernel]
+    named = [kernel for name in names for kernel in fitting if kernel["kernel"].startswith(name)]
+    if names is PRODUCT:
+        return min(named, key=lambda kernel: kernel["seconds"], default=None)
+    return next(iter(named), None)
 
 
 def size_of(step, name):

@@ -258,9 +258,10 @@ impl Executor for SimulatedExecutor {
             self.join(joined)?;
         }
         let start = self.busy_until.max(self.now());
-        self.busy_until = start + self.duration(&plan);
+        let busy = self.duration(&plan);
+        self.busy_until = start + busy;
         let tokens = self.spare_tokens.pop().unwrap_or_default();
-        let output = StepOutput { tokens, vectors: Vec::new(), plan };
+        let output = StepOutput { tokens, vectors: Vec::new(), busy, plan };
         self.steps.push_back(InFlight { output, end: self.busy_until, sampled: false });
         Ok(())
     }
@@ -271,7 +272,7 @@ impl Executor for SimulatedExecutor {
         let flight = index.and_then(|index| self.steps.remove(index));
         let mut flight = flight.ok_or_else(|| fatal(format!("step {step} is not in flight")))?;
         let mut masks = masks.rows.iter().map(Vec::as_slice);
-        let StepOutput { tokens, vectors, plan } = &mut flight.output;
+        let StepOutput { tokens, vectors, plan, .. } = &mut flight.output;
         for row in &plan.rows {
             let planned = plan.sequence(row).ok_or_else(|| fatal(format!("a row is of sequence {}", row.sequence)))?;
             let seat = planned.seat;

@@ -21,6 +21,7 @@ pub mod internals;
 mod kv;
 mod lock;
 mod mask_filler;
+mod mask_pace;
 pub mod mock;
 mod plan;
 mod request;

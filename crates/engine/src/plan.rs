@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::{Adapter, ImageInput, PromptImage, SamplingParams};
 
@@ -267,6 +268,8 @@ pub struct StepOutput {
     pub tokens: Vec<TokenOutput>,
     /// Vectors of the plan's pooled rows one after the other, all of the same length.
     pub vectors: Vec<f32>,
+    /// Time that the device worked on the step; zero if it is not known.
+    pub busy: Duration,
     /// The plan, returned for reuse of its memory.
     pub plan: StepPlan,
 }

@@ -58,8 +58,14 @@ impl BlockTables {
         if self.tables.len() <= seat as usize {
             self.tables.resize_with(seat as usize + 1, Table::default);
         }
-        let table = &mut self.tables[seat as usize];
+        let (table, blocks) = (&mut self.tables[seat as usize], blocks.into_iter());
         table.blocks.truncate(start);
+        let needed = start + blocks.size_hint().0;
+        if needed > table.blocks.capacity() {
+            // A step reads an entry of each table. With powers of two from one table to the next, those of equally long
+            // sequences would fall into the same few sets of a cache.
+            table.blocks.reserve_exact(needed - start + needed / 8 + 16);
+        }
         table.blocks.extend(blocks);
         table.remember(start..table.blocks.len());
         self.highest = table.blocks[start..].iter().copied().fold(self.highest, u32::max);

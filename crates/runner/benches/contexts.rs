@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a bench that cannot go on stops")]
 
+use std::path::Path;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
@@ -142,15 +143,13 @@ fn read(stream: &mut RequestStream) -> bool {
     stream.poll_next(&mut Context::from_waker(Waker::noop())).is_ready()
 }
 
-/// Returns the processor time of this process's threads with a name.
-fn processor_time(name: &str) -> Duration {
+/// Returns the processor time of the thread that calls, which is the engine thread here, and of the device thread.
+fn processor_times() -> [Duration; 2] {
+    let read = |path: &Path, file: &str| std::fs::read_to_string(path.join(file)).unwrap();
+    let time = |path: &Path| Duration::from_nanos(read(path, "schedstat").split(' ').next().unwrap().parse().unwrap());
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
-    let read = |path: &std::path::Path, file: &str| std::fs::read_to_string(path.join(file)).unwrap();
-    let named = tasks.filter(|task| read(task, "comm").trim() == name);
-    named
-        .map(|task| read(&task, "schedstat").split(' ').next().unwrap().parse().unwrap())
-        .map(Duration::from_nanos)
-        .sum()
+    let device = tasks.filter(|task| read(task, "comm").trim() == "octavo-device").map(|task| time(&task)).sum();
+    [time(Path::new("/proc/thread-self")), device]
 }
 
 fn main() {
@@ -159,12 +158,11 @@ fn main() {
         let (mut engine, mut streams) = decoding(context);
         let mut rounds = [Vec::new(), Vec::new()];
         for _ in 0..ROUNDS {
-            let times = || [processor_time("contexts"), processor_time("octavo-device")];
-            let before = times();
+            let before = processor_times();
             for _ in 0..STEPS {
                 engine.turn();
             }
-            for ((round, after), before) in rounds.iter_mut().zip(times()).zip(before) {
+            for ((round, after), before) in rounds.iter_mut().zip(processor_times()).zip(before) {
                 round.push((after - before).as_secs_f64() * 1e6 / f64::from(STEPS));
             }
             streams.iter_mut().for_each(|stream| while read(stream) {});

@@ -243,7 +243,7 @@ impl Device {
             State::Failed(error) => Err(error),
             State::Drawing | State::Complete => {
                 self.meter.end(plan.step, busy, self.backend.step_counts());
-                Ok(StepOutput { tokens, vectors, plan: std::mem::take(&mut *plan) })
+                Ok(StepOutput { tokens, vectors, busy, plan: std::mem::take(&mut *plan) })
             }
         };
         Some(StepResult { output, masks, plan })

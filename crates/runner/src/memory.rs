@@ -7,7 +7,8 @@ use octavo_ops::{Backend, BackendError, Program};
 
 use crate::AdapterLimits;
 
-/// Memory of the logits of the prompt rows that a step may score beside a row for each sequence, in bytes.
+/// Memory that the logits of the prompt rows may always have that a step scores, in bytes. They may have as much as those of
+/// the rows that draw, too, which are one for each sequence.
 const SCORED_BYTES: usize = 64 << 20;
 
 /// Limits of the number of these rows. Beyond the upper one, the head is as fast for each row as for more.
@@ -15,7 +16,7 @@ const SCORED_ROWS: RangeInclusive<usize> = 64..=512;
 
 /// Returns the maximum number of rows of a step that reach the head, whose logits have `vocab_size` numbers.
 pub fn max_rows(max_num_seqs: usize, vocab_size: usize) -> usize {
-    let scored = SCORED_BYTES / (vocab_size.max(1) * size_of::<f32>());
+    let scored = (SCORED_BYTES / (vocab_size.max(1) * size_of::<f32>())).max(max_num_seqs);
     max_num_seqs.saturating_add(scored.clamp(*SCORED_ROWS.start(), *SCORED_ROWS.end()))
 }
 
@@ -196,7 +197,9 @@ mod tests {
     #[test]
     fn the_logits_of_scored_rows_have_a_limit_of_memory() {
         assert_eq!(max_rows(10, 49_152), 10 + 341);
-        assert_eq!(max_rows(256, 151_936), 256 + 110);
+        assert_eq!(max_rows(10, 151_936), 10 + 110);
+        assert_eq!(max_rows(256, 151_936), 256 + 256);
+        assert_eq!(max_rows(1024, 151_936), 1024 + 512);
         assert_eq!([1 << 20, 1000, 0].map(|vocab| max_rows(10, vocab)), [74, 522, 522]);
     }
 }

@@ -1,12 +1,13 @@
 //! Instances for matrix products (`Linear`, `Logits`) and for quantised weights.
 
 use super::{Chip, Chips, Dtype, Instance};
-use crate::params::{DequantizeParams, LinearParams, QuantLinearParams, QuantizeParams};
+use crate::params::{DequantizeParams, LinearParams, QuantLinearParams, QuantizeParams, SkinnyLinearParams};
+use crate::parts::{SKINNY_OUTPUTS, SKINNY_ROWS};
 use crate::quant::QuantFormat;
 use crate::sources;
 
 /// Number of inputs of 16-bit types that are staged at once.
-pub(super) const STAGE_INPUTS: usize = 32;
+pub(crate) const STAGE_INPUTS: usize = 32;
 
 /// Tile of outputs that a CTA of [`gemm`] computes. Both tiles give the same bits, because the sum of an output adds
 /// its inputs in order, independently of its neighbours.
@@ -108,6 +109,60 @@ pub fn gemv(dtype: Dtype, out: Dtype, rows: u32) -> Instance {
         (Dtype::F16, 4) => instance.resident(5),
         _ => instance,
     }
+}
+
+/// Numbers of rows with [`gemm_skinny`] instances: tiles of eight, which tensor cores multiply at once.
+pub const SKINNY_TILES: [u32; 4] = [8, 16, 32, SKINNY_ROWS];
+
+/// Number of stages of [`gemm_skinny`] in shared memory. While one is multiplied, at least four are on their way: 32 KiB of the
+/// weight for each CTA, where a multiprocessor of an H200 needs 25 to keep its share of the memory busy for 700 ns.
+pub const SKINNY_STAGES: usize = 6;
+
+/// Returns the number of rows of the [`gemm_skinny`] instance that computes `rows` rows; `None` if there are too many. A
+/// row's bits are the same in all instances.
+pub fn skinny_rows(rows: usize) -> Option<u32> {
+    SKINNY_TILES.into_iter().find(|&r| rows <= r as usize)
+}
+
+/// Returns the maximum number of rows of [`gemm_skinny`] on a chip; 0 if there is no such kernel.
+pub const fn skinny_most(chip: Chip, dtype: Dtype) -> u32 {
+    if chip.has_sm80() && !matches!(dtype, Dtype::F32) { SKINNY_ROWS } else { 0 }
+}
+
+/// Returns the maximum number of rows for which [`gemv`] is to be preferred over the kernels for more rows.
+///
+/// An element of the weight is used in as many instructions as there are rows, and one of [`gemm_skinny`] is used in less than
+/// one. So a GEMV is better only as long as the memory leaves time for its instructions: three quarters of what the
+/// multiprocessors can issue while the weight is read at the full bandwidth. They issue 4 instructions in a cycle, in which an
+/// H200 reads 18 bytes for each, an A100 13, a B200 28, and the chips with GDDR memory 2 to 5. For 1 KiB, which is 32 bytes of
+/// each thread of a warp, that is 223, 305, 148, and more than 800 instructions; a GEMV takes 57 for one row, 93 for two, 155
+/// for four, 300 for eight, 573 for sixteen. `tests/nvrtc` counts them.
+pub const fn gemv_cutoff(chip: Chip, dtype: Dtype) -> u32 {
+    match (chip.major, chip.minor) {
+        (8, 0) | (9, _) if skinny_most(chip, dtype) > 0 => 4,
+        (10 | 11, _) if skinny_most(chip, dtype) > 0 => 2,
+        _ => GEMV_ROWS[GEMV_ROWS.len() - 1],
+    }
+}
+
+/// Returns the maximum number of rows for which [`gemm_skinny`] is to be preferred over a library.
+///
+/// Each CTA reads all rows of the input beside its 128 outputs' weights, so 64 rows add half of the weight's bytes to what the
+/// second-level cache delivers. Where that is not twice as fast as the memory, as with HBM3, a library whose CTAs share what they
+/// read is better from there on. It also has the faster instructions of a warp group there.
+pub const fn library_cutoff(chip: Chip) -> u32 {
+    if chip.major == 9 || chip.major == 10 { 32 } else { SKINNY_ROWS }
+}
+
+/// Returns the instance for the dense product of 16-bit types with at most `rows` rows (a result of [`skinny_rows`]), whose
+/// weight is read once.
+pub fn gemm_skinny(dtype: Dtype, out: Dtype, rows: u32) -> Instance {
+    let call = format!("gemm_skinny<{}, {}, {rows}, {SKINNY_STAGES}>", dtype.c_name(), out.c_name());
+    let name = format!("gemm_skinny_{}_m{rows}", types(dtype, out));
+    let stage_bytes = (SKINNY_OUTPUTS + rows) as usize * STAGE_INPUTS * dtype.bytes();
+    Instance::new::<SkinnyLinearParams>(sources::GEMM_SKINNY, name, call, 128)
+        .with_shared(SKINNY_STAGES * stage_bytes)
+        .on(Chips::FromSm80)
 }
 
 /// Numbers of rows with [`mmvq`] instances.
@@ -218,6 +273,9 @@ pub(super) fn all(chip: Chip) -> Vec<Instance> {
         for out in outs {
             instances.extend(GemmTile::ALL.map(|tile| gemm(chip, dtype, out, tile)));
             instances.extend(GEMV_ROWS.map(|rows| gemv(dtype, out, rows)));
+            if chip.has_sm80() && dtype != Dtype::F32 {
+                instances.extend(SKINNY_TILES.map(|rows| gemm_skinny(dtype, out, rows)));
+            }
         }
         instances.push(quantize_activations(dtype));
         for format in QuantFormat::ALL {
@@ -257,13 +315,16 @@ mod tests {
     #[test]
     fn rows_get_the_smallest_instance_that_holds_them() {
         assert_eq!([1, 2, 3, 5, 9, 16].map(|m| gemv_rows(m).expect("few rows")), [1, 2, 4, 8, 16, 16]);
-        assert_eq!([mmvq_rows(8), mmvq_rows(9), gemv_rows(17)], [Some(8), None, None]);
+        assert_eq!([1, 8, 9, 33].map(|m| skinny_rows(m).expect("few rows")), [8, 8, 16, 64]);
+        assert_eq!([mmvq_rows(8), mmvq_rows(9), gemv_rows(17), skinny_rows(65)], [Some(8), None, None, None]);
     }
 
+    /// Chips of sm_86, sm_89 and sm_120 have 99 KiB, those before sm_80 run none that need more than 48.
     #[test]
-    fn shared_memory_needs_no_permission_beyond_48_kib() {
+    fn shared_memory_fits_every_chip() {
         for chip in Chip::CHECKED {
-            assert!(all(chip).iter().all(|i| i.dynamic_shared <= 48 << 10));
+            let most = if chip.has_sm80() { 99 } else { 48 };
+            assert!(all(chip).iter().all(|i| i.dynamic_shared <= most << 10));
         }
     }
 }

@@ -1,10 +1,11 @@
 //! Parameters of the matrix products. M = rows, N = outputs, K = inputs; T is the element type of activations.
 
 use super::{DevicePtr, params};
+use crate::parts::{InputParts, SKINNY_OUTPUTS};
 
 params! {
-    /// Computes `out[i, j] = softcap(scale · (Σ_c input[i, c] · weight[j, c] + bias[j]) + add[i, j])` with `gemm_*` or
-    /// `gemv`. O is T, or f32 for the logits.
+    /// Computes `out[i, j] = softcap(scale · (Σ_c input[i, c] · weight[j, c] + bias[j]) + add[i, j])` with `gemm_mma`,
+    /// `gemm_volta`, `gemm_f32` or `gemv`. O is T, or f32 for the logits.
     LinearParams {
         /// `[M, K]` of T.
         input: DevicePtr,
@@ -29,6 +30,21 @@ params! {
         scale: f32,
         /// Cap of the result: `cap · tanh(x / cap)`; 0 means none.
         softcap: f32,
+    }
+
+    /// Does the same for few rows with `gemm_skinny`, with the inputs divided into parts
+    /// ([`InputParts`](crate::parts::InputParts)).
+    SkinnyLinearParams {
+        /// f32: sums of the parts of every tile of outputs. Not read with one part.
+        partial: DevicePtr,
+        /// u32, one for each tile of outputs, zero before the first launch, and left zero. Not read with one part.
+        tickets: DevicePtr,
+        /// The product; M is at most the number of rows of the instance.
+        linear: LinearParams,
+        /// Number of stages of 32 inputs in a part.
+        steps: u32,
+        /// Unused.
+        reserved: u32,
     }
 
     /// Addresses of the planes of a repacked weight, see [`QuantLayout`](crate::quant::QuantLayout), which also fills
@@ -132,6 +148,13 @@ impl LinearParams {
     /// Returns the grid of a launch of [`gemv`](crate::manifest::gemv).
     pub fn gemv_grid(&self) -> [u32; 3] {
         [self.n.div_ceil(VECTOR_OUTPUTS), 1, 1]
+    }
+}
+
+impl SkinnyLinearParams {
+    /// Returns the grid of a launch of [`gemm_skinny`](crate::manifest::gemm_skinny).
+    pub fn grid(&self) -> [u32; 3] {
+        [self.linear.n.div_ceil(SKINNY_OUTPUTS), InputParts::count_of(self.linear.k, self.steps), 1]
     }
 }
 

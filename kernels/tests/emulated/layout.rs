@@ -9,7 +9,7 @@ use octavo_kernels::params::{
     ExpertSumParams, FillParams, GateRowsParams, GatherRowsParams, GluParams, LatentPostParams, LinearParams,
     LoraPairsParams, LoraParams, LoraPart, MediaRowsParams, NormParams, PagedDecodeParams, Params, PatchesParams,
     PoolRowsParams, QkvPostParams, QuantLinearParams, QuantWeight, QuantizeParams, RouteParams, SamplingParams,
-    SamplingRow, SortExpertsParams, TableRunsParams,
+    SamplingRow, SkinnyLinearParams, SortExpertsParams, TableRunsParams,
 };
 use octavo_kernels::sources::Source;
 
@@ -48,6 +48,7 @@ fn structs_lie_as_in_c() {
     check(layout::<AttentionParams>);
     check(layout::<PagedDecodeParams>);
     check(layout::<LinearParams>);
+    check(layout::<SkinnyLinearParams>);
     check(layout::<QuantWeight>);
     check(layout::<QuantizeParams>);
     check(layout::<QuantLinearParams>);

@@ -12,11 +12,11 @@ use crate::support::{Array, Tolerance, pick, uniform};
 /// A product with all options.
 pub(crate) struct Case {
     out: Dtype,
-    m: usize,
+    pub(crate) m: usize,
     n: usize,
     k: usize,
     /// Number of elements between rows of the output.
-    stride: usize,
+    pub(crate) stride: usize,
     input: Array,
     weight: Array,
     bias: Option<Vec<f32>>,
@@ -49,6 +49,20 @@ impl Case {
         }
     }
 
+    /// Draws a case with NaN in one row of the input, without an addend.
+    pub(crate) fn with_nan(rng: &mut TestRng, dtype: Dtype, out: Dtype, shape: [usize; 3], row: usize) -> Self {
+        let mut case = Self { add: None, in_place: false, ..Self::draw(rng, dtype, out, shape) };
+        case.input.set(row * case.k + 7, f64::NAN);
+        case
+    }
+
+    /// Checks that this row, and no other, is NaN.
+    pub(crate) fn check_nan(&self, found: &Array, row: usize, context: &str) {
+        for (i, values) in found.values().chunks(self.stride).enumerate() {
+            assert!(values[..self.n].iter().all(|x| x.is_nan() == (i == row)), "{context} row {i}");
+        }
+    }
+
     fn params(&self, out: &mut Array) -> LinearParams {
         LinearParams {
             input: self.input.ptr(),
@@ -73,16 +87,20 @@ impl Case {
         instance: &Instance,
         grid: impl Fn(&LinearParams) -> [u32; 3],
     ) -> Array {
+        self.run_with(|params| launch(kernels, order, instance, grid(params), params))
+    }
+
+    /// Returns the content of the output after `launch` with the parameters.
+    pub(crate) fn run_with(&self, launch: impl FnOnce(&LinearParams)) -> Array {
         let mut out = match &self.add {
             Some(add) if self.in_place => add.clone(),
             _ => Array::poisoned(self.out, self.m * self.stride),
         };
-        let params = self.params(&mut out);
-        launch(kernels, order, instance, grid(&params), &params);
+        launch(&self.params(&mut out));
         out
     }
 
-    fn check(&self, found: &Array, context: &str) {
+    pub(crate) fn check(&self, found: &Array, context: &str) {
         let context = format!("{context} m {} n {} k {} stride {}", self.m, self.n, self.k, self.stride);
         let (input, weight) = (self.input.values(), self.weight.values());
         let (mut near, mut expected) = (Vec::new(), Vec::new());
@@ -175,7 +193,7 @@ fn gemv_of_drawn_shapes_is_near_f64_and_instances_give_the_same_bits() {
 type Grid = Box<dyn Fn(&LinearParams) -> [u32; 3]>;
 
 /// Returns a case with a single row of the input and of the addend.
-fn row_of(case: &Case, row: usize) -> Case {
+pub(crate) fn row_of(case: &Case, row: usize) -> Case {
     let cut = |array: &Array, cols: usize| Array::new(array.dtype, &array.range(row * cols..(row + 1) * cols));
     Case {
         m: 1,
@@ -216,13 +234,8 @@ fn small_nan_in_one_row_stays_there() {
     for (chip, dtype, out) in gemm_types() {
         let instance = manifest::gemm(chip, dtype, out, GemmTile::Small);
         let kernels = Kernels::new(std::slice::from_ref(&instance));
-        let mut case = Case::draw(&mut rng, dtype, out, [20, 33, 48]);
-        case.add = None;
-        case.in_place = false;
-        case.input.set(5 * case.k + 7, f64::NAN);
-        let found = case.run(&kernels, Order::Forward, &instance, gemm_grid(dtype, GemmTile::Small)).values();
-        for (i, row) in found.chunks(case.stride).enumerate() {
-            assert!(row[..case.n].iter().all(|x| x.is_nan() == (i == 5)), "{} row {i}", instance.name);
-        }
+        let case = Case::with_nan(&mut rng, dtype, out, [20, 33, 48], 5);
+        let found = case.run(&kernels, Order::Forward, &instance, gemm_grid(dtype, GemmTile::Small));
+        case.check_nan(&found, 5, &instance.name);
     }
 }

@@ -25,4 +25,5 @@ mod races;
 mod rows;
 mod sampling;
 mod sanitizers;
+mod skinny;
 mod support;

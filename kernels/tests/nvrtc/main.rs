@@ -2,6 +2,7 @@
 //! multiplies by the intended instruction. Needs the packages of `tests/requirements.txt`, but no GPU.
 
 mod code;
+mod issue;
 mod residency;
 mod tools;
 
@@ -235,7 +236,7 @@ fn check_code(instance: &Instance, chip: Chip, code: &[String]) {
     if instance.name.starts_with("mmvq") {
         assert!(code.iter().any(|c| c.starts_with("IDP.4A")), "{context} multiplies no four bytes at once");
     }
-    let copies = [sources::GEMM_MMA, sources::EXPERT_MMA].contains(&instance.source);
+    let copies = [sources::GEMM_MMA, sources::GEMM_SKINNY, sources::EXPERT_MMA].contains(&instance.source);
     if copies || instance.name.starts_with("gemm_f8") {
         assert!(code.iter().any(|c| c.starts_with("LDGSTS.E.BYPASS")), "{context} does not copy behind its back");
         assert!(code.iter().any(|c| c.starts_with("LDSM")), "{context} has no ldmatrix");

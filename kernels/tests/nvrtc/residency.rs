@@ -4,9 +4,11 @@
 
 use octavo_kernels::manifest::{self, AttentionTypes, CacheType, Chip, Dtype, HEAD_SIZES, Instance, LATENT_SIZES};
 use octavo_kernels::params::{AttentionParams, FILL_CTAS, FillParams, LATENT_ROWS, PagedDecodeParams};
+use octavo_kernels::parts::SKINNY_OUTPUTS;
 use octavo_kernels::plan::{DecodePlan, decode_columns, split_tokens};
 use octavo_kernels::sources::{self, SOURCES};
 use octavo_kernels::usage::{Usage, occupancy};
+use octavo_ops::datasheet::DataSheet;
 
 use crate::{Budget, budget};
 
@@ -92,6 +94,30 @@ fn latent_attention_runs_in_one_wave() {
         }
     }
     assert!(checked > 100, "{checked}");
+}
+
+/// By Little's law, bytes in flight are bandwidth times latency.
+#[test]
+fn weights_of_few_rows_are_asked_for_in_time() {
+    const LATENCY: f64 = 700e-9;
+    let budget = budget();
+    for (chip, sheet) in
+        [(Chip::SM_89, DataSheet::L40S), (Chip::SM_90, DataSheet::H100), (Chip::SM_90, DataSheet::H200)]
+    {
+        let needed = sheet.bandwidth * LATENCY / f64::from(sheet.processors);
+        for (dtype, rows) in [Dtype::F16, Dtype::Bf16].into_iter().flat_map(|d| manifest::SKINNY_TILES.map(|r| (d, r)))
+        {
+            let instance = manifest::gemm_skinny(dtype, dtype, rows);
+            let held = resident(&budget, chip, &instance);
+            // One stage is multiplied, and one is about to be copied. A stage has 64 bytes of each output.
+            let in_flight = (manifest::SKINNY_STAGES as u32 - 2) * SKINNY_OUTPUTS * 64;
+            let context = format!("{} on {}: {in_flight} of {needed:.0} bytes", instance.name, sheet.name);
+            // There may be no more than one CTA for each multiprocessor.
+            assert!(held >= 1 && f64::from(in_flight) >= needed, "{context}");
+            // On a data centre's chip, one starts while another ends.
+            assert!(chip != Chip::SM_90 || held >= 2, "{context}, {held} resident");
+        }
+    }
 }
 
 #[test]

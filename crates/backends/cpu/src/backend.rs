@@ -14,12 +14,12 @@ use octavo_ops::{
 use crate::activation::Activation;
 use crate::forward::{Forward, Memory, Scratch};
 use crate::kv::{self, BLOCK, KvCache, KvDtype};
-use crate::loaded::{self, Loaded};
+use crate::loaded::{self, Copies};
 use crate::lora::Adapter;
 use crate::media::MediaCache;
 use crate::plan::Plan;
 use crate::pool::{Pool, available_threads};
-use crate::weights::{Matrix, WeightDtype};
+use crate::weights::{Target, WeightDtype};
 use crate::{Isa, NAME, failed};
 
 /// Supported numbers of tokens per KV block.
@@ -47,6 +47,9 @@ pub struct CpuConfig {
     /// to 1.4 times as fast where arithmetic limits the speed, and about as accurate as llama.cpp, which rounds the
     /// same way.
     pub coarse_activations: bool,
+    /// Memory for the weights of a model in bytes, all copies together. If the threads run on several NUMA nodes and one
+    /// copy for each of them fits, each node reads its own; otherwise there is one, whatever its size.
+    pub copies_bytes: u64,
 }
 
 /// Runs programs on the processor's cores.
@@ -55,6 +58,7 @@ pub struct CpuBackend {
     weight_dtype: WeightDtype,
     kv_dtype: KvDtype,
     coarse: bool,
+    copies_bytes: u64,
     pool: Pool,
     model: Option<Model>,
     kv: KvCache,
@@ -79,8 +83,7 @@ pub struct CpuBackend {
 struct Model {
     program: Program,
     plan: Plan,
-    /// Weights by [`octavo_ops::WeightId`].
-    weights: Vec<Loaded>,
+    weights: Copies,
     /// Activations by [`octavo_ops::BufferId`].
     activations: Vec<Activation>,
 }
@@ -117,16 +120,22 @@ impl CpuBackend {
     /// Creates a backend without a model.
     pub fn new(config: CpuConfig) -> Result<Self, BackendError> {
         let threads = config.threads.unwrap_or_else(available_threads);
+        let pool = Pool::new(threads).map_err(|error| failed(format!("cannot start {threads} threads: {error}")))?;
+        Self::on(config, pool)
+    }
+
+    /// Creates a backend without a model on a team of threads.
+    pub(crate) fn on(config: CpuConfig, pool: Pool) -> Result<Self, BackendError> {
         let isa = config.isa.unwrap_or_else(Isa::detect);
         if !isa.is_available() {
             return Err(BackendError::Unsupported { backend: NAME, what: format!("{isa} on this machine") });
         }
-        let pool = Pool::new(threads).map_err(|error| failed(format!("cannot start {threads} threads: {error}")))?;
         Ok(Self {
             isa,
             weight_dtype: config.weights,
             kv_dtype: config.kv,
             coarse: config.coarse_activations,
+            copies_bytes: config.copies_bytes,
             pool,
             model: None,
             kv: KvCache::default(),
@@ -200,14 +209,44 @@ impl CpuBackend {
             read += bytes as u64;
             progress(read);
         };
-        let loaded = Loaded::read(program, self.weight_dtype, source, &mut self.pool, &mut advance)?;
+        let copies = self.copies(program);
+        let target = Target { pool: &mut self.pool, copies, dtype: self.weight_dtype };
+        let loaded = Copies::read(program, target, source, &mut advance)?;
         for (storage, kept) in loaded::conversions(program, self.weight_dtype) {
             tracing::info!("weights in {storage} are kept as {kept}");
         }
-        let plan = Plan::new(program, &loaded, self.isa, self.coarse)?;
+        let plan = Plan::new(program, loaded.shapes(), self.isa, self.coarse)?;
         let activations =
             plan.buffers.iter().zip(&plan.forms).map(|(b, &forms)| Activation::new(b.cols, forms)).collect();
         Ok(Model { program: program.clone(), plan, weights: loaded, activations })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn weights(&self) -> Result<&Copies, BackendError> {
+        Ok(&self.model()?.weights)
+    }
+
+    /// Runs `work` on every thread, with the weights of the model.
+    #[cfg(test)]
+    pub(crate) fn threads_do(&mut self, work: &(dyn Fn(crate::pool::Worker<'_>, &Copies) + Sync)) {
+        let Some(model) = &self.model else { return };
+        self.pool.run(&|worker| work(worker, &model.weights));
+    }
+
+    /// Returns the number of copies of a program's weights: one for each NUMA node, if they fit.
+    fn copies(&self, program: &Program) -> usize {
+        let nodes = self.pool.nodes();
+        if nodes == 1 {
+            return 1;
+        }
+        let each = loaded::matrix_bytes(program, self.weight_dtype);
+        let fit = each.saturating_mul(nodes as u64) <= self.copies_bytes.saturating_sub(self.weight_bytes());
+        tracing::info!(
+            nodes,
+            bytes = each,
+            "the threads run on several NUMA nodes; a copy of the weights on each: {fit}"
+        );
+        if fit { nodes } else { 1 }
     }
 
     fn model(&self) -> Result<&Model, BackendError> {
@@ -312,12 +351,8 @@ impl Backend for CpuBackend {
     }
 
     fn weight_bytes(&self) -> u64 {
-        let bytes = |loaded: &Loaded| match loaded {
-            Loaded::Vector(values) => size_of_val(&values[..]) as u64,
-            Loaded::Matrix(_) | Loaded::Experts(_) => loaded.matrices().iter().map(Matrix::bytes).sum(),
-        };
         let encoder = self.encoder.iter().map(|encoder| &encoder.model);
-        self.model.iter().chain(encoder).flat_map(|model| &model.weights).map(bytes).sum()
+        self.model.iter().chain(encoder).map(|model| model.weights.bytes()).sum()
     }
 
     fn allocate_kv(&mut self, block_size: usize, blocks: usize) -> Result<(), BackendError> {
@@ -346,7 +381,7 @@ impl Backend for CpuBackend {
         let out = &mut self.tokens;
         out.clear();
         let Some((logits, head)) = plan.logits else { return Ok(()) };
-        let (logits, head) = (&activations[logits.0], weights[head.0].factor());
+        let (logits, head) = (&activations[logits.0], weights.shapes()[head.0].factor());
         let (rows, vocab, scratch) = (batch.rows, program.vocab_size, &self.scratch);
         let sample = |row: usize| {
             let logits = logits.row(row);

@@ -215,7 +215,7 @@ impl Forward<'_> {
 
     unsafe fn expert_product(&self, op: &ExpertProduct, worker: Worker<'_>, scratch: &Scratch) {
         let routing = scratch.routings[op.routing.0].threads();
-        let matrices = self.weights[op.weight.0].experts();
+        let matrices = self.weights.near(worker)[op.weight.0].experts();
         let (input, out) = (scratch.rows[op.input.0], scratch.rows[op.out.0]);
         // SAFETY: the caller guarantees this; the rows were sorted before the last barrier.
         let groups = unsafe { routing.groups() };

@@ -14,7 +14,7 @@ use crate::activation::{Activation, Rows, Span, TILE};
 use crate::attention::{Attention, Run};
 use crate::experts::Routing;
 use crate::kv::{BLOCK, KvCache, KvDtype, LayerCache};
-use crate::loaded::Loaded;
+use crate::loaded::Copies;
 use crate::lora::{Adapter, LoraScratch};
 use crate::media::{MediaCache, MediaRows};
 use crate::memory::{Lines, Shared};
@@ -57,7 +57,7 @@ pub(crate) struct Forward<'a> {
     pub(crate) isa: Isa,
     pub(crate) program: &'a Program,
     pub(crate) plan: &'a Plan,
-    pub(crate) weights: &'a [Loaded],
+    pub(crate) weights: &'a Copies,
     pub(crate) batch: &'a StepBatch,
     /// The batch of an encoder; `batch` is the same over the blocks of its keys.
     pub(crate) images: Option<&'a EncodeBatch>,
@@ -123,7 +123,7 @@ impl Scratch {
         self.angles.extend(tables.map(|(cos, sin)| (Shared::new(cos), Shared::new(sin))));
         if let Some((out, weight)) = plan.logits {
             let rows = forward.count(out);
-            self.tops.reserve_zeroed(rows * product::chunks(forward.weights[weight.0].factor(), rows));
+            self.tops.reserve_zeroed(rows * product::chunks(forward.weights.shapes()[weight.0].factor(), rows));
             self.largest = Some(Shared::new(&mut self.tops));
         }
         self.lora.set_up(forward);
@@ -278,7 +278,7 @@ impl Forward<'_> {
     }
 
     unsafe fn embed(&self, op: &Embed, worker: Worker<'_>, out: Rows) {
-        let table = self.weights[op.table.0].factor();
+        let table = self.weights.near(worker)[op.table.0].factor();
         let StepBatch { token_ids, positions, token_types, .. } = self.batch;
         let id = |row: usize| match op.ids {
             EmbedIds::Tokens => token_ids[row] as usize,
@@ -367,7 +367,7 @@ impl Forward<'_> {
     }
 
     unsafe fn product(&self, op: &Product, worker: Worker<'_>, scratch: &Scratch) {
-        let matrix = self.weights[op.weight.0].factor();
+        let matrix = self.weights.near(worker)[op.weight.0].factor();
         let rows = self.count(op.out);
         let add = op.add.map(|id| scratch.rows[id.0]);
         let epilogue = Epilogue { bias: op.bias.as_deref(), scale: op.scale, softcap: op.softcap, add };

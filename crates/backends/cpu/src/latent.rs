@@ -70,7 +70,7 @@ impl Forward<'_> {
     }
 
     unsafe fn head_products(&self, weight: WeightId, (input, out): (Rows, Rows), worker: Worker<'_>) {
-        let matrices = self.weights[weight.0].experts();
+        let matrices = self.weights.near(worker)[weight.0].experts();
         let (tokens, width) = (self.batch.tokens(), out.cols / matrices.len());
         // All heads have the same parts.
         let chunks = matrices.first().map_or(0, |matrix| product::chunks(matrix, tokens));

@@ -2,8 +2,8 @@
 
 use octavo_ops::{BackendError, Op, Program, StorageType, WeightId, WeightSource};
 
-use crate::pool::Pool;
-use crate::weights::{self, Matrix, WeightDtype};
+use crate::pool::Worker;
+use crate::weights::{self, Matrix, Target, WeightDtype};
 
 /// Form in which a weight is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +57,69 @@ pub(crate) fn conversions(program: &Program, dtype: WeightDtype) -> Vec<(Storage
     pairs.filter(|&(storage, kept)| kept != storage && found(storage)).collect()
 }
 
+/// Returns the size of a program's matrices in memory in bytes. Vectors are small.
+pub(crate) fn matrix_bytes(program: &Program, dtype: WeightDtype) -> u64 {
+    let bytes = |(weight, form)| match form {
+        WeightForm::Matrix | WeightForm::Experts(_) => weights::bytes_of(weight, dtype),
+        WeightForm::Exact | WeightForm::Vector => 0,
+    };
+    program.weights.iter().zip(weight_forms(program)).map(bytes).fold(0, u64::saturating_add)
+}
+
+/// The weights of a program by [`WeightId`], once for all threads or in a copy for each NUMA node.
+pub(crate) struct Copies(Vec<Vec<Loaded>>);
+
+impl Copies {
+    /// Reads every weight of a program in its form. `progress` is called with the number of bytes read since the last
+    /// call.
+    pub(crate) fn read(
+        program: &Program,
+        mut target: Target<'_>,
+        source: &dyn WeightSource,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Self, BackendError> {
+        let mut copies: Vec<Vec<Loaded>> = (0..target.copies).map(|_| Vec::new()).collect();
+        let target = &mut target;
+        for (weight, form) in program.weights.iter().zip(weight_forms(program)) {
+            let loaded: Vec<Loaded> = match form {
+                WeightForm::Vector => {
+                    let values = weights::load_vector(weight, source, progress)?;
+                    copies.iter().map(|_| Loaded::Vector(values.clone())).collect()
+                }
+                WeightForm::Matrix => in_form(weights::load(weight, target, source, progress)?, Loaded::Matrix),
+                WeightForm::Exact => in_form(weights::load_exactly(weight, target, source, progress)?, Loaded::Matrix),
+                WeightForm::Experts(count) => {
+                    in_form(weights::load_experts(weight, count, target, source, progress)?, Loaded::Experts)
+                }
+            };
+            copies.iter_mut().zip(loaded).for_each(|(copy, loaded)| copy.push(loaded));
+        }
+        Ok(Self(copies))
+    }
+
+    /// Returns the weights, for what does not read their numbers: layouts and sizes.
+    pub(crate) fn shapes(&self) -> &[Loaded] {
+        &self.0[0]
+    }
+
+    /// Returns the weights in the memory that is nearest to a thread.
+    pub(crate) fn near(&self, worker: Worker<'_>) -> &[Loaded] {
+        match &self.0[..] {
+            [one] => one,
+            each => &each[worker.node()],
+        }
+    }
+
+    /// Returns the size of all copies in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.0.iter().flatten().map(Loaded::bytes).sum()
+    }
+}
+
+fn in_form<T>(copies: Vec<T>, form: impl Fn(T) -> Loaded) -> Vec<Loaded> {
+    copies.into_iter().map(form).collect()
+}
+
 /// A loaded weight.
 pub(crate) enum Loaded {
     Matrix(Matrix),
@@ -65,28 +128,6 @@ pub(crate) enum Loaded {
 }
 
 impl Loaded {
-    /// Reads every weight of a program in its form. `progress` is called with the number of bytes read since the last
-    /// call.
-    pub(crate) fn read(
-        program: &Program,
-        dtype: WeightDtype,
-        source: &dyn WeightSource,
-        pool: &mut Pool,
-        progress: &mut dyn FnMut(usize),
-    ) -> Result<Vec<Self>, BackendError> {
-        let read = |(weight, form)| {
-            Ok(match form {
-                WeightForm::Vector => Self::Vector(weights::load_vector(weight, source, progress)?),
-                WeightForm::Matrix => Self::Matrix(weights::load(weight, dtype, source, pool, progress)?),
-                WeightForm::Exact => Self::Matrix(weights::load_exactly(weight, source, pool, progress)?),
-                WeightForm::Experts(count) => {
-                    Self::Experts(weights::load_experts(weight, count, dtype, source, pool, progress)?)
-                }
-            })
-        };
-        program.weights.iter().zip(weight_forms(program)).map(read).collect()
-    }
-
     /// Returns the matrix of a weight that products or an embedding read.
     pub(crate) fn factor(&self) -> &Matrix {
         match self {
@@ -103,6 +144,13 @@ impl Loaded {
         }
     }
 
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Vector(values) => size_of_val(&values[..]) as u64,
+            Self::Matrix(_) | Self::Experts(_) => self.matrices().iter().map(Matrix::bytes).sum(),
+        }
+    }
+
     /// Returns all matrices; none of a vector.
     pub(crate) fn matrices(&self) -> &[Matrix] {
         match self {
@@ -112,3 +160,6 @@ impl Loaded {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

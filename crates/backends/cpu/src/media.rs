@@ -73,7 +73,7 @@ impl Forward<'_> {
 
     pub(crate) unsafe fn embed_taps(&self, op: &EmbedTaps, worker: Worker<'_>, out: Rows) {
         let Some(images) = self.images else { return };
-        let table = self.weights[op.table.0].factor();
+        let table = self.weights.near(worker)[op.table.0].factor();
         worker.share(self.batch.tokens(), |row| {
             // SAFETY: the caller guarantees this; the row belongs to this thread.
             let x = unsafe { out.write(out.span(row)) };

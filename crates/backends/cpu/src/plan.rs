@@ -526,13 +526,14 @@ mod tests {
     use octavo_ops::testing::{TinyExperts, TinyModel};
 
     use super::*;
+    use crate::loaded::Copies;
     use crate::pool::Pool;
-    use crate::weights::WeightDtype;
+    use crate::weights::{Target, WeightDtype};
 
     fn plan(program: &Program, source: &dyn WeightSource) -> Plan {
-        let pool = &mut Pool::new(1).unwrap();
-        let loaded = Loaded::read(program, WeightDtype::AsStored, source, pool, &mut |_| {}).unwrap();
-        Plan::new(program, &loaded, Isa::Portable, false).unwrap()
+        let target = Target { pool: &mut Pool::new(1).unwrap(), copies: 1, dtype: WeightDtype::AsStored };
+        let loaded = Copies::read(program, target, source, &mut |_| {}).unwrap();
+        Plan::new(program, loaded.shapes(), Isa::Portable, false).unwrap()
     }
 
     #[test]

@@ -35,8 +35,15 @@ mod denormals {
 }
 
 mod pinning {
-    pub(crate) fn places(_: usize) -> Option<Vec<usize>> {
-        None
+    #[derive(Clone, Copy)]
+    pub(crate) struct Place {
+        pub(crate) node: usize,
+        pub(crate) processor: Option<usize>,
+    }
+
+    /// The last thread is on a node of its own.
+    pub(crate) fn places(threads: usize) -> Vec<Place> {
+        (0..threads).map(|thread| Place { node: usize::from(thread + 1 == threads), processor: None }).collect()
     }
 
     pub(crate) fn pin(_: usize) {}
@@ -140,6 +147,18 @@ fn three_threads_share_a_stage() {
         let memory = Memory::new(2);
         pool.run(&|worker| increment_together(worker, &memory));
         memory.assert_all(1);
+    });
+}
+
+#[test]
+fn two_nodes_do_all_pieces_each() {
+    check(3, 1, |pool| {
+        let memories = [Memory::new(2), Memory::new(2)];
+        assert_eq!(pool.nodes(), memories.len());
+        pool.run(&|worker| {
+            worker.share_on_each_node(2, |piece| memories[worker.node()].increment(piece));
+        });
+        memories.iter().for_each(|memory| memory.assert_all(1));
     });
 }
 

@@ -18,6 +18,7 @@ const INT8: CpuConfig = CpuConfig {
     weights: WeightDtype::AsStored,
     kv: KvDtype::Int8,
     coarse_activations: false,
+    copies_bytes: 0,
 };
 
 /// Configuration with keys and values in e4m3.

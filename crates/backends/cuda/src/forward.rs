@@ -43,6 +43,8 @@ pub(crate) struct Scratch {
     pub(crate) values: u64,
     /// Rounded activations and their scales.
     pub(crate) rounded: (u64, u64),
+    /// Sums of the parts of products whose inputs are divided, and the tickets of their tiles.
+    pub(crate) parts: (u64, u64),
 }
 
 /// Blocks of a KV group.

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use octavo_kernels::manifest::Dtype;
 use octavo_kernels::params::{KV_BLOCK, MAX_HEAD_SIZE, MAX_LATENT_SIZE, SamplingRow};
+use octavo_kernels::parts::PARTED_CTAS;
 use octavo_kernels::plan::{PrefillPlan, most_splits};
 use octavo_ops::{BackendError, BufferId, HeadShape, KvGroup, Op, Program, ProgramKind, Rope, Rows, Values};
 
@@ -137,8 +138,10 @@ pub(crate) struct Layout {
     pub(crate) rounded: (Region, Region),
     /// Partial results of decode attention, their sums, and the tickets.
     pub(crate) partial: (Region, Region, Region),
-    /// Workspace of cuBLASLt.
+    /// Workspace of cuBLASLt, and sums of the parts of products whose inputs are divided.
     pub(crate) workspace: Region,
+    /// Tickets of the tiles of such products.
+    pub(crate) part_tickets: Region,
     /// Patches of an encoder, in bytes.
     pub(crate) patches: Region,
     /// Keys and values of an encoder.
@@ -207,6 +210,7 @@ impl Layout {
             plan.take(limits.sequences as u64 * heads * size_of::<u32>() as u64),
         );
         let workspace = plan.take(if dtype == Dtype::F32 { 0 } else { cublaslt::WORKSPACE });
+        let part_tickets = plan.take(if dtype == Dtype::F32 { 0 } else { words(PARTED_CTAS as usize) });
         let patches = plan.take((limits.tokens as u64).saturating_mul(patch_cols(program) as u64));
         let step_kv = block_elements(&program.step_kv()).saturating_mul(dtype.bytes() as u64);
         let step_kv = plan.take(step_kv.saturating_mul(limits.step_blocks() as u64));
@@ -229,6 +233,7 @@ impl Layout {
             rounded: (codes, scales),
             partial,
             workspace,
+            part_tickets,
             patches,
             step_kv,
             sampling,

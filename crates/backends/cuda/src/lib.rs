@@ -23,6 +23,7 @@ mod build;
 mod cache;
 mod config;
 mod counts;
+mod dense;
 mod driver;
 mod dummy;
 mod encoder;

@@ -1,13 +1,14 @@
-//! Products: selection of the kernel by the weight and the number of rows.
+//! Products, and those of quantised weights: selection of the kernel by the weight and the number of rows.
 
 use std::collections::HashMap;
 
-use octavo_kernels::manifest::{self, AttentionTypes, CacheType, Dtype, GemmTile};
+use octavo_kernels::manifest::{self, AttentionTypes, CacheType, Dtype};
 use octavo_kernels::params::{DequantizeParams, LinearParams, QuantLinearParams, QuantWeight, QuantizeParams};
 use octavo_kernels::quant::QuantFormat;
 use octavo_ops::BackendError;
 
 use crate::build::{Instances, KernelId};
+use crate::dense::Dense;
 use crate::float8::Scaling;
 use crate::forward::{Machine, Scratch};
 use crate::libraries::cublaslt::{
@@ -26,21 +27,11 @@ pub(crate) struct ProductPart {
     /// Parameters except `m` and, for a quantised weight, the address of its dequantised values.
     pub(crate) params: LinearParams,
     /// Shape and bias for cuBLASLt, if it can compute the product.
-    library: Option<(Shape, u64)>,
-    dense: Dense,
+    pub(crate) library: Option<(Shape, u64)>,
+    pub(crate) dense: Dense,
     /// Type of the output.
     out: Dtype,
     quant: Option<Quant>,
-}
-
-/// Kernels of a dense product.
-#[derive(Clone, Debug)]
-struct Dense {
-    /// Kernels with their number of rows, ascending.
-    vectors: Vec<(u32, KernelId)>,
-    small: KernelId,
-    large: KernelId,
-    dtype: Dtype,
 }
 
 /// Kernels of a quantised weight.
@@ -110,7 +101,7 @@ pub(crate) struct Wanted {
 }
 
 /// Numbers of rows for which there may be instances.
-const VECTOR_ROWS: [u32; 5] = [1, 2, 4, 8, 16];
+pub(crate) const VECTOR_ROWS: [u32; 5] = [1, 2, 4, 8, 16];
 
 /// Maximum number of rows of an activation that is rounded.
 pub(crate) const ROUNDED_ROWS: u64 = VECTOR_ROWS[VECTOR_ROWS.len() - 1] as u64;
@@ -121,19 +112,15 @@ impl ProductPart {
     pub(crate) fn new(wanted: &Wanted, setting: &Setting, instances: &mut Instances) -> Self {
         let Setting { chip, dtype, batch_invariant, .. } = *setting;
         let Wanted { params, out, quant, .. } = wanted;
-        let mut of_rows = |make: &dyn Fn(u32) -> manifest::Instance, known: &dyn Fn(usize) -> Option<u32>| {
-            let rows = VECTOR_ROWS.into_iter().filter(|&rows| known(rows as usize) == Some(rows) && !batch_invariant);
-            rows.map(|rows| (rows, instances.id(make(rows)))).collect::<Vec<_>>()
-        };
-        let vectors = of_rows(&|rows| manifest::gemv(dtype, *out, rows), &manifest::gemv_rows);
-        let quant_vectors =
-            quant.map(|(format, _)| of_rows(&|r| few_rows(format, dtype, *out, r), &manifest::mmvq_rows));
-        let mut gemm = |tile| instances.id(manifest::gemm(chip, dtype, *out, tile));
-        let dense = Dense { vectors, small: gemm(GemmTile::Small), large: gemm(GemmTile::Large), dtype };
+        let dense = Dense::new(setting, *out, instances);
         let library = library_shape(wanted, dtype).filter(|_| !batch_invariant);
         let tiled = chip.has_sm80() && dtype != Dtype::F32 && !batch_invariant;
+        let exact = |rows: &u32| manifest::mmvq_rows(*rows as usize) == Some(*rows) && !batch_invariant;
         let quant = quant.map(|(format, weight)| Quant {
             weight,
+            vectors: (VECTOR_ROWS.into_iter().filter(exact))
+                .map(|rows| (rows, instances.id(few_rows(format, dtype, *out, rows))))
+                .collect(),
             tiles: (manifest::GEMM_QUANT_TILES.into_iter().filter(|_| tiled))
                 .map(|(rows, most)| (most, (instances.id(manifest::gemm_quant(format, dtype, *out, rows)), rows)))
                 .collect(),
@@ -149,7 +136,6 @@ impl ProductPart {
             }),
             quantize: (!format.is_float())
                 .then(|| Rounding::Blocks(instances.id(manifest::quantize_activations(dtype)))),
-            vectors: quant_vectors.unwrap_or_default(),
             dequantize: instances.id(manifest::dequantize(format, dtype)),
         });
         Self { params: *params, library, dense, out: *out, quant }
@@ -174,7 +160,7 @@ impl ProductPart {
         self.library.map(|(shape, bias)| (shape, self.operands(weight, bias)))
     }
 
-    fn operands(&self, weight: u64, bias: u64) -> Operands {
+    pub(crate) fn operands(&self, weight: u64, bias: u64) -> Operands {
         let LinearParams { input, add, out, scale, .. } = self.params;
         Operands { input, weight, bias, add, out, scale, scales: [0; 2] }
     }
@@ -372,7 +358,7 @@ impl Setting {
 }
 
 /// Returns the first kernel for at least this number of rows.
-fn for_rows<K: Copy>(kernels: &[(u32, K)], rows: u32) -> Option<K> {
+pub(crate) fn for_rows<K: Copy>(kernels: &[(u32, K)], rows: u32) -> Option<K> {
     kernels.iter().find(|(most, _)| rows <= *most).map(|(_, kernel)| *kernel)
 }
 
@@ -434,24 +420,6 @@ impl Machine {
                 Ok(true)
             }
         }
-    }
-
-    fn dense(&self, part: &ProductPart, rows: u32, weight: u64) -> Result<(), BackendError> {
-        let params = LinearParams { m: rows, weight, ..part.params };
-        if let Some(kernel) = for_rows(&part.dense.vectors, rows) {
-            return self.launch(kernel, params.gemv_grid(), &params);
-        }
-        if let (Some(library), Some((shape, bias))) = (&self.cublaslt, part.library)
-            && library.run(shape, bucket(rows), &part.operands(weight, bias))?
-        {
-            return Ok(());
-        }
-        let tile = GemmTile::for_rows(rows as usize);
-        let kernel = match tile {
-            GemmTile::Small => part.dense.small,
-            GemmTile::Large => part.dense.large,
-        };
-        self.launch(kernel, params.gemm_grid(tile.outputs(part.dense.dtype)), &params)
     }
 
     /// Returns the rounded input of a quantised product, with its scales. It is not rounded again if it is `rounded` so.

@@ -150,7 +150,11 @@ impl Loaded {
             kernels,
             cublaslt: opened.cublaslt(arena.at(layout.workspace)),
             stages,
-            scratch: Scratch { values: arena.at(layout.values), rounded: (arena.at(codes), arena.at(scales)) },
+            scratch: Scratch {
+                values: arena.at(layout.values),
+                rounded: (arena.at(codes), arena.at(scales)),
+                parts: (arena.at(layout.workspace), arena.at(layout.part_tickets)),
+            },
             dtype,
             element: dtype.bytes() as u64,
             kv_element: cache.bytes(dtype) as u64,
@@ -243,8 +247,9 @@ fn load_weights(
             gpu.write(arena.at(*region), &table)?;
         }
     }
-    let tickets = layout.partial.2;
-    gpu.zero(arena.at(tickets), tickets.bytes)?;
+    for tickets in [layout.partial.2, layout.part_tickets] {
+        gpu.zero(arena.at(tickets), tickets.bytes)?;
+    }
     // The staging memory is still being read.
     gpu.synchronize()?;
     Ok(scalings)

@@ -418,7 +418,7 @@ impl Executor for MockExecutor {
         }
         std::thread::sleep(ready.saturating_duration_since(Instant::now()));
         self.fails(plan.step, FailurePoint::Wait)?;
-        Ok(StepOutput { tokens, vectors, plan })
+        Ok(StepOutput { tokens, vectors, busy: self.config.step_latency, plan })
     }
 
     fn recycle(&mut self, tokens: Vec<TokenOutput>) {

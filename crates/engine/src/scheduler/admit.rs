@@ -92,7 +92,7 @@ impl Scheduler {
     }
 
     /// Admits the head of the queue if it gets tokens in this step. A sequence for which a budget of its own is used up,
-    /// for scores or images, lets others pass, and so does one whose prefix the step being planned computes.
+    /// for scores, images or masks, lets others pass, and so does one whose prefix the step being planned computes.
     fn admit(&mut self, key: SequenceKey, budget: &mut Budget, clock: Option<&StepClock>) -> Admission {
         let share = self.share();
         let Some(sequence) = self.sequences.get(key) else { return Admission::Blocked };
@@ -136,6 +136,9 @@ impl Scheduler {
         if chosen.tokens == 0 {
             return Admission::Blocked;
         }
+        if chosen.masks() > budget.first_masks {
+            return self.pass_over(key);
+        }
         let Some(chosen) = self.with_images(chosen, &time, clock) else { return self.block(key) };
         if chosen.tokens == 0 {
             return self.pass_over(key);
@@ -144,6 +147,7 @@ impl Scheduler {
             return self.block(key);
         }
         self.start(key, hit, chosen);
+        budget.first_masks -= chosen.masks();
         self.choose_share(chosen, budget);
         if let (Some(reserved), Some(sequence)) = (&mut budget.reserved, self.sequences.get(key)) {
             *reserved += self.kv.missing(&sequence.kv, known);

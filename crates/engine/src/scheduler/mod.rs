@@ -14,6 +14,8 @@ mod bound_tests;
 mod check;
 mod clients;
 mod draft;
+#[cfg(test)]
+mod mask_tests;
 mod queue;
 mod share;
 #[cfg(test)]
@@ -57,6 +59,11 @@ pub(crate) struct Scheduler {
     config: EngineConfig,
     /// Number of prompt rows that a step may score.
     scored_rows: usize,
+    /// Number of masks that a step may have in which other rows need none. A quarter of them, and at least one, is left for
+    /// sequences that the step admits.
+    most_masks: usize,
+    /// Sequence that took the last turn of those that need masks.
+    last_turn: RequestId,
     kv: KvCache,
     images: ImageCache,
     adapters: AdapterSlots,
@@ -98,6 +105,8 @@ impl Scheduler {
         let (rows, seen_whole) = images.map_or((0, false), |spec| (spec.cache_tokens, spec.seen_whole));
         Self {
             scored_rows: max_rows.saturating_sub(seats).max(1),
+            most_masks: usize::MAX,
+            last_turn: RequestId::default(),
             images: ImageCache::new(rows, seen_whole),
             adapters: AdapterSlots::new(adapters),
             adapters_changed: false,
@@ -237,6 +246,12 @@ impl Scheduler {
         self.config.policy == SchedulingPolicy::Fair
     }
 
+    /// Bounds the masks of steps that have other rows too, which would wait for them. Sequences that need masks then take
+    /// turns.
+    pub(crate) fn bound_masks(&mut self, most: usize) {
+        self.most_masks = most;
+    }
+
     /// Plans a step. The plan is empty if nothing can be computed now. `clock` estimates the time of shares; without
     /// it, steps are bounded in tokens alone.
     pub(crate) fn schedule(
@@ -274,8 +289,13 @@ impl Scheduler {
     fn choose(&mut self, clock: Option<&StepClock>) {
         self.chosen.clear();
         self.pass_windows();
+        let most = self.mask_budget();
+        let first_masks = if most == usize::MAX { most } else { (most / 4).max(1) };
+        let masks = if most == usize::MAX { most } else { (most - first_masks).max(1) };
         let mut budget = Budget {
             tokens: self.config.max_num_batched_tokens,
+            masks,
+            first_masks,
             scores: self.scored_rows,
             without_rows: 0,
             // The rest is left for prompts that are scored.
@@ -286,7 +306,7 @@ impl Scheduler {
         };
         let bounded = budget.seconds.is_finite();
         let mut order = std::mem::take(&mut self.order);
-        self.order_running(bounded, &mut order);
+        self.order_running(bounded, most < usize::MAX, &mut order);
         let (mut next, mut admits) = (0, true);
         while budget.tokens > 0 {
             let key = order.get(next).copied();
@@ -308,6 +328,14 @@ impl Scheduler {
                 self.waiting.push(key, sequence);
             }
         }
+    }
+
+    /// Returns the number of masks that this step may have: any, unless others would wait for them.
+    fn mask_budget(&self) -> usize {
+        let waits = |key: &SequenceKey| {
+            self.sequences.get(*key).is_some_and(|sequence| sequence.constraint.is_none() && sequence.wanted() > 0)
+        };
+        if self.most_masks < usize::MAX && self.running.iter().any(waits) { self.most_masks } else { usize::MAX }
     }
 
     /// Releases the blocks of running sequences that are behind the windows of all tokens to come. Steps in flight may still
@@ -337,21 +365,24 @@ impl Scheduler {
         }
     }
 
-    /// Puts the running sequences in the order of service: that of admission, unless steps are bounded in time or fair.
+    /// Puts the running sequences in the order of service: that of admission, unless steps are bounded in time or in masks,
+    /// or fair.
     ///
-    /// In a step that is bounded in time, there may be no room for all. Those that were served longest ago come first,
-    /// and a single token comes before a chunk of a prompt, which takes the time that is left.
-    fn order_running(&self, bounded: bool, order: &mut Vec<SequenceKey>) {
+    /// In a step that is bounded, there may be no room for all. In time, those that were served longest ago come first, and a
+    /// single token comes before a chunk of a prompt, which takes the time that is left. In masks, those come first that
+    /// follow the last turn.
+    fn order_running(&self, in_time: bool, in_masks: bool, order: &mut Vec<SequenceKey>) {
         order.clear();
         order.extend_from_slice(&self.running);
-        if !bounded && !self.fair() {
+        if !in_time && !in_masks && !self.fair() {
             return;
         }
         order.sort_unstable_by_key(|&key| {
             self.sequences.get(key).map(|sequence| {
                 let client = self.client_rank(sequence);
-                let served = if bounded { sequence.served } else { 0 };
-                (client, served, sequence.wanted() > 1, sequence.id)
+                let age = if in_time { (sequence.served, sequence.wanted() > 1) } else { Default::default() };
+                let had_its_turn = in_masks && sequence.constraint.is_some() && sequence.id <= self.last_turn;
+                (client, age, had_its_turn, sequence.id)
             })
         });
     }
@@ -458,8 +489,17 @@ impl Scheduler {
         let most =
             self.uncut(sequence, first, limit.min(share).min(sequence.scores.within(first, budget.scores)), limit);
         let Some(chosen) = self.choice(key, (first, most), budget, clock) else { return };
+        if chosen.masks() > budget.masks {
+            return;
+        }
         let Some(chosen) = self.with_images(chosen, budget, clock) else { return };
         if chosen.tokens > 0 && self.make_room(key, chosen.end(), budget) {
+            budget.masks -= chosen.masks();
+            if chosen.masks() > 0
+                && let Some(sequence) = self.sequences.get(key)
+            {
+                self.last_turn = sequence.id;
+            }
             self.choose_share(chosen, budget);
         }
     }

@@ -75,6 +75,9 @@ pub(super) struct Budget {
     pub(super) without_rows: usize,
     /// Number of drafts that may still be verified.
     pub(super) drafts: usize,
+    /// Number of masks that sequences may still have which ran before, and that those may have which the step admits.
+    pub(super) masks: usize,
+    pub(super) first_masks: usize,
     /// Seconds; infinite if the step is not bounded in time.
     pub(super) seconds: f64,
     /// Time that a token takes if every running sequence draws one, once it has been estimated.
@@ -96,5 +99,6 @@ impl Budget {
         self.scores += share.rows.scores + share.rows.drafts();
         self.drafts += share.rows.drafts();
         self.seconds += share.seconds;
+        self.masks = self.masks.saturating_add(share.masks());
     }
 }

@@ -6,7 +6,8 @@ use super::*;
 use crate::inbox::Inbox;
 use crate::kv::{Extras, SequenceKv, TokenHistory};
 use crate::{
-    Adapter, InputToken, KvGroupSpec, KvKind, PlannedRow, Request, RowKind, SamplingParams, TableChange, stream,
+    Adapter, Constraint, InputToken, KvGroupSpec, KvKind, PlannedRow, Request, RowKind, SamplingParams, TableChange,
+    stream,
 };
 
 /// A scheduler whose steps complete at once unless a test delays them.
@@ -21,6 +22,23 @@ pub(super) struct Rig {
     pub(super) client: crate::ClientId,
     /// Adapter of the next requests.
     pub(super) adapter: Option<Adapter>,
+    /// Whether the next requests need masks.
+    pub(super) constrained: bool,
+}
+
+/// A constraint that allows every token.
+struct Anything;
+
+impl Constraint for Anything {
+    fn fill_mask(&mut self, mask: &mut [u32]) {
+        mask.fill(u32::MAX);
+    }
+
+    fn accept(&mut self, _: u32) -> bool {
+        true
+    }
+
+    fn rollback(&mut self, _: usize) {}
 }
 
 pub(super) fn config() -> EngineConfig {
@@ -51,6 +69,7 @@ impl Rig {
             clock: None,
             client: crate::ClientId::default(),
             adapter: None,
+            constrained: false,
         }
     }
 
@@ -73,6 +92,7 @@ impl Rig {
             arrival: self.epoch + Duration::from_millis(id),
             client: self.client,
             adapter: self.adapter.clone(),
+            constraint: self.constrained.then(|| Box::new(Anything) as Box<dyn Constraint>),
             ..Request::new(id.to_string(), prompt.into_iter().collect::<Vec<_>>(), params)
         };
         let history = TokenHistory::new(request.prompt.clone());

@@ -11,7 +11,8 @@ use octavo_ops::{AdapterSource, Backend, WeightSource};
 use safetensors::SafeTensors;
 
 use crate::dequantise::read;
-use crate::golden::{CANDLE, MERGED, check_checkpoint, check_session, tolerance};
+use crate::golden::{check_checkpoint, check_session};
+use crate::limits::{CANDLE, MERGED, on_cpu};
 use crate::support::{Golden, Session, checkpoint, instruction_sets, testdata, words};
 
 /// Every adapter, with its base, and what was merged: changed and unpacked weights.
@@ -94,7 +95,8 @@ fn logits_with_an_adapter_are_those_of_peft() {
         for isa in instruction_sets() {
             let backend = CpuBackend::new(CpuConfig { isa: Some(isa), ..CpuConfig::default() }).unwrap();
             let session = session(Box::new(backend));
-            check_session(session, &format!("{base} with {name} on {isa}"), &golden, vocab, tolerance(isa));
+            let limit = on_cpu(&format!("{base} with {name}"), isa);
+            check_session(session, &format!("{base} with {name} on {isa}"), &golden, vocab, limit);
         }
     }
 }

@@ -1,31 +1,10 @@
 //! Compares every tiny checkpoint with the logits that PyTorch computed for it: whole prefill, chunked prefill, decode.
 
-use octavo_backend_candle::CandleBackend;
-use octavo_backend_cpu::{CpuBackend, CpuConfig, Isa};
-use octavo_models::Checkpoint;
-use octavo_ops::Backend;
+use octavo_models::{Checkpoint, build_program};
 
-use crate::support::{Defect, Golden, Session, checkpoint, instruction_sets, mean_difference, relative_difference};
+use crate::limits::{CANDLE, DEFECT, Difference, largest_mean, on_cpu};
+use crate::support::{Defect, Device, Golden, Session, checkpoint, instruction_sets};
 
-/// Limits on the difference from PyTorch's logits.
-#[derive(Clone, Copy)]
-pub(crate) struct Tolerance {
-    /// Limit on a difference, relative to the largest logit.
-    largest: f32,
-    /// Limit on the root mean square of the differences, relative to that of the logits. Defects change it most.
-    mean: f64,
-}
-
-/// Both sides compute in f32 with sums in another order, and PyTorch computes rotary angles in f32.
-pub(crate) const CANDLE: Tolerance = Tolerance { largest: 2e-5, mean: 5e-6 };
-/// The CPU backend stores keys and values in bf16. The largest mean of all checkpoints is 0.0092.
-const CPU: Tolerance = Tolerance { largest: 0.03, mean: 0.012 };
-/// Weights that were merged in another order may be rounded to the other of two numbers in 16 bits.
-pub(crate) const MERGED: Tolerance = Tolerance { largest: 2e-3, mean: 5e-4 };
-/// Some processors also multiply bf16 weights with activations in bf16. The largest mean of all checkpoints is 0.017.
-const CPU_BF16: Tolerance = Tolerance { largest: 0.03, mean: 0.02 };
-/// A defect changes the mean at least by this many times the limit.
-const DEFECT: f64 = 4.0;
 /// Margin between the two most likely tokens, in tolerances, above which both sides must agree on the first.
 const CLEAR_MARGIN: f32 = 2.0;
 
@@ -49,29 +28,25 @@ pub(crate) fn check(name: &str) {
 }
 
 /// Compares a checkpoint with the golden numbers of a folder. `candle` is the tolerance of the candle backend.
-pub(crate) fn check_checkpoint(name: &str, checkpoint: &Checkpoint, candle: Tolerance) {
+pub(crate) fn check_checkpoint(name: &str, checkpoint: &Checkpoint, candle: Difference) {
     let golden = Golden::read(name);
     let vocab = checkpoint.config().vocab_size;
     let session = Session::new(checkpoint, golden.ids.len());
     check_session(session, &format!("{name} on candle"), &golden, vocab, candle);
     for isa in instruction_sets() {
         let session = Session::on_cpu(isa, checkpoint, golden.ids.len());
-        check_session(session, &format!("{name} on {isa}"), &golden, vocab, tolerance(isa));
+        check_session(session, &format!("{name} on {isa}"), &golden, vocab, on_cpu(name, isa));
     }
 }
 
-pub(crate) fn check_session(mut session: Session, name: &str, golden: &Golden, vocab: usize, tolerance: Tolerance) {
+pub(crate) fn check_session(mut session: Session, name: &str, golden: &Golden, vocab: usize, limit: Difference) {
     let whole = golden.ids.len();
     let modes: [(&str, &[usize]); 4] =
         [("whole", &[whole]), ("chunks of 7", &[7]), ("chunks of 16, 1, 23", &[16, 1, 23]), ("decode", &[1])];
     for (mode, chunks) in modes {
         let found = run(&mut session, &golden.ids, chunks);
-        let difference = relative_difference(&found, &golden.logits);
-        let mean = mean_difference(&found, &golden.logits);
-        println!("{name}, {mode}: largest difference {difference:.1e} of the largest logit, {mean:.1e} in the mean");
-        assert!(difference <= tolerance.largest, "{name}, {mode}: {difference}");
-        assert!(mean <= tolerance.mean, "{name}, {mode}: {mean} in the mean");
-        assert_same_top(&found, &golden.logits, vocab, CLEAR_MARGIN * tolerance.largest);
+        Difference::between(&found, &golden.logits).assert_within(limit, &format!("{name}, {mode}"));
+        assert_same_top(&found, &golden.logits, vocab, CLEAR_MARGIN * limit.largest);
     }
 }
 
@@ -91,54 +66,43 @@ fn top_two(row: &[f32]) -> (usize, usize) {
     (order[0], order[1])
 }
 
-/// Returns the tolerance of an instruction set.
-pub(crate) fn tolerance(isa: Isa) -> Tolerance {
-    if multiplies_bf16(isa) { CPU_BF16 } else { CPU }
-}
-
-fn multiplies_bf16(isa: Isa) -> bool {
-    isa.name().ends_with("bf16") || isa.name() == "amx"
-}
-
-/// Checks that the comparison detects a defect on every backend.
-fn sees(name: &str, defect: Defect) {
+/// Checks that the comparison detects each defect on every backend.
+fn sees_defects(name: &str) {
     let (golden, checkpoint) = (Golden::read(name), checkpoint(name));
-    let whole = golden.ids.len();
-    let mut backends: Vec<(String, Box<dyn Backend>)> = vec![("candle".into(), Box::new(CandleBackend::new()))];
-    for isa in instruction_sets() {
-        let config = CpuConfig { isa: Some(isa), ..CpuConfig::default() };
-        backends.push((isa.to_string(), Box::new(CpuBackend::new(config).unwrap())));
-    }
-    for (backend, implementation) in backends {
-        let mut session = Session::on(implementation, &checkpoint, whole, Some(defect));
-        let found = run(&mut session, &golden.ids, &[whole / 2, whole]);
-        let mean = mean_difference(&found, &golden.logits);
-        println!("{name} on {backend}, {defect:?}: {mean:.1e} in the mean");
-        assert!(mean > DEFECT * CPU_BF16.mean, "{name} on {backend}, {defect:?}: {mean}");
-    }
-}
-
-#[test]
-fn a_window_that_is_too_wide_is_seen() {
-    for name in ["mistral", "qwen2-window", "gemma2", "gemma3", "gpt-oss"] {
-        sees(name, Defect::Window);
-    }
-}
-
-#[test]
-fn a_position_that_is_shifted_is_seen() {
-    for name in ["llama", "llama-gguf", "mistral", "qwen3", "gemma3", "phi3", "deepseek-v2"] {
-        sees(name, Defect::Position);
-    }
-}
-
-macro_rules! golden_tests {
-    ($($test:ident: $name:literal;)*) => {$(
-        #[test]
-        fn $test() {
-            check($name);
+    let (whole, least) = (golden.ids.len(), DEFECT * largest_mean(name));
+    let program = build_program(&checkpoint).unwrap();
+    let defects: Vec<Defect> = Defect::ALL.into_iter().filter(|defect| defect.applies(&program, whole)).collect();
+    assert!(!defects.is_empty());
+    for defect in defects {
+        for Device { name: device, backend, .. } in Device::all() {
+            let mut session = Session::on(backend, &checkpoint, whole, Some(defect));
+            let found = run(&mut session, &golden.ids, &[whole / 2, whole]);
+            let Difference { mean, .. } = Difference::between(&found, &golden.logits);
+            println!("{name} on {device}, {defect:?}: {mean:.1e} in the mean, {:.1} limits", DEFECT * mean / least);
+            assert!(mean >= least, "{name} on {device}, {defect:?}: {mean} is below {least}");
         }
-    )*};
+    }
+}
+
+/// Two tests for each checkpoint: one of its logits, and one of what the first would detect.
+macro_rules! golden_tests {
+    ($($test:ident: $name:literal;)*) => {
+        $(
+            #[test]
+            fn $test() {
+                check($name);
+            }
+        )*
+
+        mod defects {
+            $(
+                #[test]
+                fn $test() {
+                    super::sees_defects($name);
+                }
+            )*
+        }
+    };
 }
 
 golden_tests! {

@@ -2,7 +2,6 @@
 //! logits, with images that are whole or cut by chunks.
 
 use octavo_backend_candle::CandleBackend;
-use octavo_backend_cpu::{CpuBackend, CpuConfig};
 use octavo_backend_cuda::{CudaBackend, CudaConfig, testing};
 use octavo_models::{
     Checkpoint, EncodedImage, ImageGrid, ImagePositions, ImageSpan, Programs, VisionConfig, build_programs,
@@ -11,21 +10,14 @@ use octavo_ops::testing::in_each_group;
 use octavo_ops::{Backend, BlockTables, Channel, EncodeBatch, InjectMode, InjectedRow, Op, StepBatch};
 use safetensors::SafeTensors;
 
-use crate::support::{checkpoint, instruction_sets, relative_difference, testdata, words};
+use crate::limits::{CANDLE, DEFECT, Difference, largest_mean, limit};
+use crate::support::{Device, checkpoint, testdata, words};
 
 const BLOCK: usize = 16;
 /// Number of blocks of each KV group.
 const BLOCKS: usize = 16;
 /// Number of rows of the media cache.
 const MEDIA: usize = 48;
-/// Maximum difference from PyTorch's results, relative to the largest: both sides compute in f32, but PyTorch computes
-/// rotary angles and taps in f32.
-const TOLERANCE: f32 = 2e-5;
-/// Maximum difference of the CPU backend, which stores keys and values in bf16, and multiplies bf16 weights with
-/// activations in bf16 where the processor has instructions for it.
-const CPU_TOLERANCE: f32 = 0.03;
-/// The same for the rows of the encoder, whose differences add up over fewer layers.
-const CPU_ROW_TOLERANCE: f32 = 0.015;
 
 /// PyTorch's results for a prompt.
 struct Case {
@@ -244,11 +236,12 @@ impl Session {
     }
 }
 
-/// Checks a checkpoint on a backend. `golden` is the checkpoint with PyTorch's results.
-fn check_on(name: &str, golden: &str, device: &str, backend: Box<dyn Backend>, (row_tolerance, tolerance): (f32, f32)) {
+/// Checks a checkpoint on a backend. `golden` is the checkpoint with PyTorch's results, `limit` the limit by what is compared.
+fn check_on(name: &str, golden: &str, device: &str, backend: Box<dyn Backend>, limit: impl Fn(&str) -> Difference) {
     let checkpoint = checkpoint(name);
     let hidden = checkpoint.config().hidden_size;
     let mut session = Session::new(backend, &checkpoint, Defect::None);
+    let (logits, rows) = (limit(name), limit(&format!("{name} rows")));
     for prompt in ["text", "one", "two", "decode"] {
         let case = Case::read(golden, prompt, hidden);
         if prompt != "text" {
@@ -258,27 +251,23 @@ fn check_on(name: &str, golden: &str, device: &str, backend: Box<dyn Backend>, (
                 let of = |rows: &[f32]| -> Vec<f32> {
                     rows.chunks(parts * hidden).flat_map(|row| row[part * hidden..][..hidden].to_vec()).collect()
                 };
-                let difference = relative_difference(&of(&found), &of(&case.rows.concat()));
-                println!("{name} on {device}, {prompt}: part {part} of the rows differs by {difference:.1e}");
-                assert!(difference <= row_tolerance, "{device}, {prompt}, part {part}: {difference}");
+                Difference::between(&of(&found), &of(&case.rows.concat()))
+                    .assert_within(rows, &format!("{name} rows on {device}, {prompt}, part {part}"));
             }
         }
         for chunk in [case.ids.len(), 7, 1] {
-            let difference = relative_difference(&session.run(&case, chunk), &case.logits);
-            println!("{name} on {device}, {prompt}, chunks of {chunk}: logits differ by {difference:.1e}");
-            assert!(difference <= tolerance, "{device}, {prompt}, chunks of {chunk}: {difference}");
+            Difference::between(&session.run(&case, chunk), &case.logits)
+                .assert_within(logits, &format!("{name} on {device}, {prompt}, chunks of {chunk}"));
         }
     }
 }
 
 fn check(name: &str, golden: &str) {
-    check_on(name, golden, "candle", Box::new(CandleBackend::new()), (TOLERANCE, TOLERANCE));
-    for isa in instruction_sets() {
-        let backend = CpuBackend::new(CpuConfig { isa: Some(isa), ..CpuConfig::default() }).unwrap();
-        check_on(name, golden, isa.name(), Box::new(backend), (CPU_ROW_TOLERANCE, CPU_TOLERANCE));
+    for Device { name: device, backend, isa } in Device::all() {
+        check_on(name, golden, device, backend, |what| limit(what, isa));
     }
     let gpu = CudaBackend::new(CudaConfig { graphs: true, ..testing::config() }).unwrap();
-    check_on(name, golden, "the stand-in of a GPU", Box::new(gpu), (TOLERANCE, TOLERANCE));
+    check_on(name, golden, "the stand-in of a GPU", Box::new(gpu), |_| CANDLE);
 }
 
 #[test]
@@ -329,16 +318,18 @@ fn idefics3() {
     check("idefics3", "idefics3");
 }
 
-/// Checks that each defect changes the logits by much more than the tolerance of the CPU backend.
+/// Checks that the comparison detects each defect on every backend.
 fn sees(name: &str, defects: &[Defect]) {
-    let checkpoint = checkpoint(name);
+    let (checkpoint, least) = (checkpoint(name), DEFECT * largest_mean(name));
     for &defect in defects {
         let case = Case::read(name, "two", checkpoint.config().hidden_size);
-        let mut session = Session::new(Box::new(CandleBackend::new()), &checkpoint, defect);
-        session.encode(&case);
-        let difference = relative_difference(&session.run(&case, case.ids.len()), &case.logits);
-        println!("{name}, {defect:?}: logits differ by {difference:.1e}");
-        assert!(difference > 2.0 * CPU_TOLERANCE, "{name}, {defect:?}: {difference}");
+        for Device { name: device, backend, .. } in Device::all() {
+            let mut session = Session::new(backend, &checkpoint, defect);
+            session.encode(&case);
+            let Difference { mean, .. } = Difference::between(&session.run(&case, case.ids.len()), &case.logits);
+            println!("{name} on {device}, {defect:?}: {mean:.1e} in the mean, {:.1} limits", DEFECT * mean / least);
+            assert!(mean >= least, "{name} on {device}, {defect:?}: {mean} is below {least}");
+        }
     }
 }
 

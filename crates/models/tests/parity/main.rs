@@ -9,6 +9,8 @@ mod dequantise;
 mod embedding;
 mod golden;
 mod images;
+mod limits;
+mod measured;
 mod quantised;
 mod real;
 mod support;

@@ -6,7 +6,7 @@ use octavo_backend_candle::CandleBackend;
 use octavo_backend_cpu::{CpuBackend, CpuConfig, Isa};
 use octavo_models::{Checkpoint, build_program};
 use octavo_ops::testing::in_each_group;
-use octavo_ops::{AdapterSource, Backend, BlockTables, Op, Program, StepBatch, WeightSource};
+use octavo_ops::{AdapterSource, Backend, BlockTables, Op, Program, Rope, StepBatch, WeightSource};
 use safetensors::SafeTensors;
 
 const BLOCK: usize = 16;
@@ -61,9 +61,66 @@ pub(crate) struct Session {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Defect {
     /// Windows are one token too wide.
-    Window,
+    WideWindow,
+    /// Windows are one token too narrow.
+    NarrowWindow,
     /// The positions of all rows but the first step's are one too high.
     Position,
+    /// The base of rotary embeddings is twice what it should be.
+    RotaryBase,
+}
+
+impl Defect {
+    pub(crate) const ALL: [Self; 4] = [Self::WideWindow, Self::NarrowWindow, Self::Position, Self::RotaryBase];
+
+    /// Returns whether a defect changes anything for a program and a sequence of this length.
+    pub(crate) fn applies(self, program: &Program, len: usize) -> bool {
+        let mut ops = program.ops.clone();
+        match self {
+            Self::WideWindow | Self::NarrowWindow => ops.iter_mut().filter_map(window).any(|window| *window < len),
+            Self::Position | Self::RotaryBase => ops.iter_mut().any(|op| rotary(op).is_some()),
+        }
+    }
+
+    /// Changes a program as the defect would.
+    pub(crate) fn put_into(self, program: &mut Program) {
+        match self {
+            Self::WideWindow => change_windows(program, |window| window + 1),
+            Self::NarrowWindow => change_windows(program, |window| window - 1),
+            Self::Position => {}
+            Self::RotaryBase => {
+                for Rope { inv_freq, .. } in program.ops.iter_mut().filter_map(rotary) {
+                    let pairs = inv_freq.len() as f64;
+                    for (pair, frequency) in inv_freq.iter_mut().enumerate() {
+                        *frequency *= 2f64.powf(-(pair as f64) / pairs);
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn change_windows(program: &mut Program, change: impl Fn(usize) -> usize) {
+    program.kv_groups.iter_mut().for_each(|group| group.window = group.window.map(&change));
+    program.ops.iter_mut().filter_map(window).for_each(|window| *window = change(*window));
+}
+
+/// Returns the window of an op.
+fn window(op: &mut Op) -> Option<&mut usize> {
+    match op {
+        Op::PagedAttention(op) => op.window.as_mut(),
+        Op::SegmentAttention(op) => op.window.as_mut(),
+        _ => None,
+    }
+}
+
+/// Returns the rotary embedding of an op.
+fn rotary(op: &mut Op) -> Option<&mut Rope> {
+    match op {
+        Op::QkvPost(op) => op.rope.as_mut(),
+        Op::LatentPost(op) => Some(&mut op.rope),
+        _ => None,
+    }
 }
 
 impl Session {
@@ -86,14 +143,8 @@ impl Session {
         defect: Option<Defect>,
     ) -> Self {
         let mut program: Program = build_program(checkpoint).unwrap();
-        if defect == Some(Defect::Window) {
-            let wider = |window: &mut Option<usize>| *window = window.map(|window| window + 1);
-            program.kv_groups.iter_mut().for_each(|group| wider(&mut group.window));
-            for op in &mut program.ops {
-                if let Op::PagedAttention(op) = op {
-                    wider(&mut op.window);
-                }
-            }
+        if let Some(defect) = defect {
+            defect.put_into(&mut program);
         }
         Self { defect, ..Self::load(backend, &program, checkpoint, capacity) }
     }
@@ -162,6 +213,26 @@ impl Session {
         let mut out = Vec::new();
         self.backend.embeddings(&mut out).unwrap();
         out
+    }
+}
+
+/// A backend that is compared.
+pub(crate) struct Device {
+    pub(crate) name: &'static str,
+    pub(crate) backend: Box<dyn Backend>,
+    /// Instruction set of the CPU backend.
+    pub(crate) isa: Option<Isa>,
+}
+
+impl Device {
+    /// Returns the candle backend, and the CPU backend with each instruction set that this machine supports.
+    pub(crate) fn all() -> Vec<Self> {
+        let candle = Self { name: "candle", backend: Box::new(CandleBackend::new()), isa: None };
+        let on_cpu = |isa: Isa| {
+            let config = CpuConfig { isa: Some(isa), ..CpuConfig::default() };
+            Self { name: isa.name(), backend: Box::new(CpuBackend::new(config).unwrap()), isa: Some(isa) }
+        };
+        std::iter::once(candle).chain(instruction_sets().map(on_cpu)).collect()
     }
 }
 

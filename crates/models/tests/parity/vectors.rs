@@ -1,21 +1,15 @@
 //! Compares the vectors of texts with those that PyTorch computed: reductions, the products after them, and classifiers.
 
-use octavo_backend_candle::CandleBackend;
-use octavo_backend_cpu::{CpuBackend, CpuConfig};
 use octavo_models::{Checkpoint, build_program};
 use octavo_ops::testing::in_each_group;
 use octavo_ops::{Backend, StepBatch};
 use safetensors::SafeTensors;
 
-use crate::support::{instruction_sets, relative_difference, testdata, words};
+use crate::limits::{DEFECT, Difference, largest_mean, limit};
+use crate::support::{Defect, Device, testdata, words};
 
 const BLOCK: usize = 16;
 const TEXTS: usize = 3;
-
-/// Maximum difference from PyTorch's numbers, relative to the largest of a checkpoint.
-const TOLERANCE: f32 = 2e-5;
-/// The same of the CPU backend, which stores keys and values in bf16.
-const CPU_TOLERANCE: f32 = 0.03;
 
 struct Text {
     ids: Vec<u32>,
@@ -41,14 +35,26 @@ fn texts(name: &str) -> Vec<Text> {
 }
 
 /// Returns the vectors of all texts in one step, or those of all their tokens.
-fn run(backend: &mut dyn Backend, checkpoint: &Checkpoint, texts: &[Text], tokens: bool) -> Vec<f32> {
-    let program = build_program(checkpoint).unwrap();
+fn run(
+    backend: &mut dyn Backend,
+    checkpoint: &Checkpoint,
+    texts: &[Text],
+    tokens: bool,
+    defect: Option<Defect>,
+) -> Vec<f32> {
+    let mut program = build_program(checkpoint).unwrap();
+    if let Some(defect) = defect {
+        defect.put_into(&mut program);
+    }
     backend.load(&program, checkpoint, &mut |_| {}).unwrap();
     let mut batch = StepBatch { query_start: vec![0], ..StepBatch::default() };
     for (slot, text) in texts.iter().enumerate() {
         let (start, len) = (batch.token_ids.len() as u32, text.ids.len() as u32);
         batch.token_ids.extend(&text.ids);
-        batch.positions.extend(0..len);
+        // Rotary embeddings depend on distances only, so that one half of the rows stays where it is.
+        let shift =
+            |position| if defect == Some(Defect::Position) && position >= len / 2 { position + 1 } else { position };
+        batch.positions.extend((0..len).map(shift));
         batch.query_start.push(start + len);
         batch.seq_lens.push(len);
         batch.seats.push(slot as u32);
@@ -76,24 +82,37 @@ fn run(backend: &mut dyn Backend, checkpoint: &Checkpoint, texts: &[Text], token
 fn check(name: &str) {
     let texts = texts(name);
     let checkpoint = Checkpoint::open(&testdata(name)).unwrap();
-    let mut backends: Vec<(String, Box<dyn Backend>, f32)> =
-        vec![("candle".into(), Box::new(CandleBackend::new()), TOLERANCE)];
-    for isa in instruction_sets() {
-        let backend = CpuBackend::new(CpuConfig { isa: Some(isa), ..CpuConfig::default() }).unwrap();
-        backends.push((isa.to_string(), Box::new(backend), CPU_TOLERANCE));
-    }
-    for (backend_name, mut backend, tolerance) in backends {
+    for Device { name: device, mut backend, isa } in Device::all() {
         for tokens in [false, true] {
             let expected: Vec<f32> =
                 texts.iter().flat_map(|text| if tokens { &text.rows } else { &text.vector }).copied().collect();
             if expected.is_empty() {
                 continue;
             }
-            let found = run(&mut *backend, &checkpoint, &texts, tokens);
-            let difference = relative_difference(&found, &expected);
-            let what = if tokens { "tokens" } else { "texts" };
-            println!("{name} on {backend_name}, {what}: largest difference {difference:.1e} of the largest number");
-            assert!(difference <= tolerance, "{name} on {backend_name}, {what}: {difference}");
+            let found = run(&mut *backend, &checkpoint, &texts, tokens, None);
+            let what = format!("{name} {}", if tokens { "tokens" } else { "texts" });
+            Difference::between(&found, &expected).assert_within(limit(&what, isa), &format!("{what} on {device}"));
+        }
+    }
+}
+
+/// Checks that the comparison of the texts' vectors detects each defect on every backend.
+fn sees_defects(name: &str) {
+    let (texts, what) = (texts(name), format!("{name} texts"));
+    let checkpoint = Checkpoint::open(&testdata(name)).unwrap();
+    let program = build_program(&checkpoint).unwrap();
+    let longest = texts.iter().map(|text| text.ids.len()).max().unwrap();
+    let expected: Vec<f32> = texts.iter().flat_map(|text| text.vector.clone()).collect();
+    let least = DEFECT * largest_mean(&what);
+    for defect in Defect::ALL.into_iter().filter(|&defect| {
+        // Learned positions are shifted too.
+        defect == Defect::Position || defect.applies(&program, longest)
+    }) {
+        for Device { name: device, mut backend, .. } in Device::all() {
+            let found = run(&mut *backend, &checkpoint, &texts, false, Some(defect));
+            let Difference { mean, .. } = Difference::between(&found, &expected);
+            println!("{what} on {device}, {defect:?}: {mean:.1e} in the mean, {:.1} limits", DEFECT * mean / least);
+            assert!(mean >= least, "{what} on {device}, {defect:?}: {mean} is below {least}");
         }
     }
 }
@@ -106,6 +125,15 @@ macro_rules! golden_tests {
                 check($name);
             }
         )*
+
+        mod defects {
+            $(
+                #[test]
+                fn $test() {
+                    super::sees_defects($name);
+                }
+            )*
+        }
     };
 }
 

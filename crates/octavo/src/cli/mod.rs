@@ -49,7 +49,9 @@ pub(crate) use layers::{Environment, LOCKS, nearest, variable};
 pub(crate) use media::MediaArgs;
 pub(crate) use model::{ChatFormatArgs, ComposeArgs, EngineArgs, ObserveArgs, SamplingArgs, SourceArgs};
 pub(crate) use serve::{NetworkArgs, ServeArgs};
-pub(crate) use values::{Device, Dtype, GenerationSource, JsonObject, LoadFormat, MaxModelLen, TextList, small_count};
+pub(crate) use values::{
+    Device, Dtype, GenerationSource, JsonObject, LoadFormat, MaxModelLen, Numa, TextList, small_count,
+};
 pub(crate) use variables::unknown as unknown_variables;
 pub(crate) use vectors::{Convert, VectorArgs};
 

@@ -14,8 +14,8 @@ use crate::cli::adapters::AdapterArgs;
 use crate::cli::compat::CompatArgs;
 use crate::cli::media::MediaArgs;
 use crate::cli::values::{
-    self, Bound, ContentFormatFlag, Device, Dtype, GenerationSource, JsonObject, LoadFormat, MaxModelLen, Quantization,
-    TracedModule,
+    self, Bound, ContentFormatFlag, Device, Dtype, GenerationSource, JsonObject, LoadFormat, MaxModelLen, Numa,
+    Quantization, TracedModule,
 };
 use crate::cli::vectors::VectorArgs;
 
@@ -152,6 +152,14 @@ pub(crate) struct ModelArgs {
     /// i8mm and i8mm-bf16.
     #[arg(long, value_name = "ISA")]
     pub(crate) cpu_isa: Option<Isa>,
+
+    /// Copies of the weights on a processor with several NUMA nodes: auto or off.
+    ///
+    /// `auto` keeps a copy on each node if they take at most half of the available memory together, so that no thread reads the
+    /// weights of another node. There is one copy if the threads are not exactly as many as the available cores, because the
+    /// system then places them.
+    #[arg(long, value_enum, default_value_t = Numa::Auto, hide_possible_values = true)]
+    pub(crate) cpu_numa: Numa,
 
     /// Accepted for compatibility with vLLM; must name the model itself.
     #[arg(long, value_name = "MODEL")]

@@ -33,6 +33,14 @@ pub(crate) enum Dtype {
     Float16,
 }
 
+/// Whether each NUMA node has a copy of the weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Numa {
+    /// It has one if the copies fit.
+    Auto,
+    Off,
+}
+
 /// The source of weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LoadFormat {

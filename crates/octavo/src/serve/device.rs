@@ -12,14 +12,14 @@ use octavo_ops::{Backend, Program};
 use octavo_runner::AdapterLimits;
 use tracing::{info, warn};
 
-use crate::cli::{ComposeArgs, Device, Dtype, EngineArgs};
+use crate::cli::{ComposeArgs, Device, Dtype, EngineArgs, Numa};
 use crate::kernels;
 use crate::serve::adapters;
 use crate::serve::granted::Surroundings;
 use crate::serve::images::Vision;
 use crate::serve::model::{LoadedModel, ModelFiles};
 use crate::serve::quantised;
-use crate::system::human_bytes;
+use crate::system::{self, human_bytes};
 
 /// Limits on processors. The token budget is smaller than vLLM's 2048, because matrix products reach their full speed
 /// with a few hundred tokens and every running request waits for the step. `benches/beside_chat.py` measures the effect of
@@ -136,7 +136,17 @@ pub(crate) fn choose(args: &ComposeArgs) -> Result<Choice> {
         weights: weight_dtype(args.model.dtype),
         kv: kv_dtype(&args.model.kv_cache_dtype)?,
         coarse_activations: args.model.cpu_activation_bits.as_deref() == Some("8"),
+        copies_bytes: copies_bytes(args.model.cpu_numa, args.engine.kv_cache_memory_bytes, system::available_memory()),
     }))
+}
+
+/// The memory for the copies of the weights on all NUMA nodes together: half of what is available, without the KV cache if
+/// its size is given.
+fn copies_bytes(numa: Numa, kv_bytes: Option<usize>, available: Option<u64>) -> u64 {
+    match numa {
+        Numa::Auto => available.unwrap_or_default().saturating_sub(kv_bytes.unwrap_or_default() as u64) / 2,
+        Numa::Off => 0,
+    }
 }
 
 /// Chooses the reference backend.
@@ -364,6 +374,15 @@ mod tests {
             error.starts_with("--kv-cache-dtype int8_per_token_head: not supported on a GPU; accepted: fp8"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn copies_of_weights_take_half_of_the_memory_that_the_kv_cache_leaves() {
+        assert_eq!(copies_bytes(Numa::Auto, None, Some(1000)), 500);
+        assert_eq!(copies_bytes(Numa::Auto, Some(400), Some(1000)), 300);
+        assert_eq!(copies_bytes(Numa::Auto, Some(2000), Some(1000)), 0);
+        assert_eq!(copies_bytes(Numa::Auto, None, None), 0, "the memory is unknown");
+        assert_eq!(copies_bytes(Numa::Off, None, Some(1000)), 0);
     }
 
     #[test]

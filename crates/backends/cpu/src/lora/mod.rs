@@ -243,7 +243,7 @@ impl Forward<'_> {
         self.plan.stages.iter().filter_map(|stage| match stage {
             Stage::Product(op) => Some((op.shrink?, 0)),
             Stage::Experts(experts::Stage::Product(op)) => {
-                Some((op.shrink?, self.weights[op.weight.0].experts().len()))
+                Some((op.shrink?, self.weights.shapes()[op.weight.0].experts().len()))
             }
             _ => None,
         })
@@ -305,7 +305,7 @@ impl Forward<'_> {
     pub(crate) unsafe fn expand(&self, op: &Expand, worker: Worker<'_>, scratch: &Scratch) {
         let tiles = scratch.lora.tiles(op.place);
         let (out, rows) = (scratch.rows[op.out.0], self.count(op.out));
-        let head = op.head.map(|id| self.weights[id.0].factor());
+        let head = op.head.map(|id| self.weights.shapes()[id.0].factor());
         let chunks = head.map_or(out.cols.div_ceil(COLUMNS), |head| product::chunks(head, rows));
         // SAFETY: the caller guarantees this.
         worker.share(unsafe { tiles.len() } * chunks, |index| {

@@ -11,5 +11,7 @@ mod team;
 #[cfg(test)]
 mod tests;
 
+#[cfg(test)]
+pub(crate) use pinning::Place;
 pub(crate) use pinning::available_threads;
 pub(crate) use team::{Pool, Worker};

@@ -2,8 +2,18 @@
 
 use std::path::Path;
 
-/// Folder in which Linux describes its processors.
+/// Folders in which Linux describes its processors, and the NUMA nodes with their memory.
 const PROCESSORS: &str = "/sys/devices/system/cpu";
+const NODES: &str = "/sys/devices/system/node";
+
+/// Place of a thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// NUMA node, counted among those that have threads.
+    pub(crate) node: usize,
+    /// Processor to which the thread is pinned, if it is.
+    pub(crate) processor: Option<usize>,
+}
 
 /// Returns the number of cores that this process may use, limited by the quota of its cgroup. The hardware threads of a
 /// core count once: they share the units that compute, and each waits at the barriers for the other.
@@ -15,11 +25,39 @@ pub(crate) fn available_threads() -> usize {
     }
 }
 
-/// Returns a processor for each of `threads` if there are exactly as many cores that this process may use. With fewer
-/// threads, or under a quota, the system places them better.
-pub(super) fn places(threads: usize) -> Option<Vec<usize>> {
-    let places = one_of_each_core(&allowed()?, Path::new(PROCESSORS));
-    (places.len() == threads && available_threads() == threads).then_some(places)
+/// Returns a place for each of `threads`: a core each, node by node, if there are exactly as many cores that this process
+/// may use. With fewer threads, or under a quota, the system places them better, and nothing is known about their nodes.
+pub(super) fn places(threads: usize) -> Vec<Place> {
+    let cores = allowed().map(|allowed| one_of_each_core(&allowed, Path::new(PROCESSORS)));
+    match cores {
+        Some(cores) if cores.len() == threads && available_threads() == threads => by_node(&cores, Path::new(NODES)),
+        _ => vec![Place::default(); threads],
+    }
+}
+
+/// Returns the places of processors in the order of their nodes, according to the lists of processors in a folder.
+/// Processors that are in no list are together on a node of their own.
+fn by_node(processors: &[usize], nodes: &Path) -> Vec<Place> {
+    let numbers = std::fs::read_dir(nodes).into_iter().flatten().flatten().filter_map(|entry| {
+        let name = entry.file_name();
+        name.to_str()?.strip_prefix("node")?.parse::<usize>().ok()
+    });
+    let mut numbers: Vec<usize> = numbers.collect();
+    numbers.sort_unstable();
+    let lists: Vec<String> = numbers
+        .iter()
+        .map(|number| std::fs::read_to_string(nodes.join(format!("node{number}/cpulist"))).unwrap_or_default())
+        .collect();
+    let node_of = |processor| lists.iter().position(|list| is_listed(list, processor)).unwrap_or(lists.len());
+    let mut found: Vec<(usize, usize)> = processors.iter().map(|&processor| (node_of(processor), processor)).collect();
+    found.sort_unstable();
+    let mut used: Vec<usize> = found.iter().map(|&(node, _)| node).collect();
+    used.dedup();
+    let place = |&(node, processor): &(usize, usize)| Place {
+        node: used.partition_point(|&other| other < node),
+        processor: Some(processor),
+    };
+    found.iter().map(place).collect()
 }
 
 /// Returns the first of the processors of each core, in order, according to the lists of siblings in a folder. A processor
@@ -107,6 +145,26 @@ mod tests {
             assert_eq!(one_of_each_core(allowed, &root), expected, "{name}");
             let _ = std::fs::remove_dir_all(root);
         }
+    }
+
+    #[test]
+    fn threads_are_placed_node_by_node() {
+        let root = std::env::temp_dir().join(format!("octavo-nodes-{}", std::process::id()));
+        // A node without processors has memory only.
+        for (node, list) in [(0, "0-1,4-5"), (2, ""), (10, "2-3,6-7")] {
+            let folder = root.join(format!("node{node}"));
+            std::fs::create_dir_all(&folder).unwrap();
+            std::fs::write(folder.join("cpulist"), format!("{list}\n")).unwrap();
+        }
+        std::fs::write(root.join("online"), "0,2,10\n").unwrap();
+        let places = |processors: &[usize]| -> Vec<(usize, usize)> {
+            by_node(processors, &root).iter().map(|place| (place.node, place.processor.unwrap())).collect()
+        };
+        assert_eq!(places(&[0, 1, 2, 3, 4, 6]), [(0, 0), (0, 1), (0, 4), (1, 2), (1, 3), (1, 6)]);
+        assert_eq!(places(&[2, 6]), [(0, 2), (0, 6)], "only nodes with threads count");
+        assert_eq!(places(&[6, 8]), [(0, 6), (1, 8)], "a processor without a node");
+        let _ = std::fs::remove_dir_all(&root);
+        assert_eq!(places(&[3, 5]), [(0, 3), (0, 5)], "a system without a description");
     }
 
     #[test]

@@ -2,11 +2,12 @@
 
 use std::any::Any;
 use std::cell::Cell;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::null_mut;
 
 use super::denormals::flushing_denormals;
-use super::pinning;
+use super::pinning::{self, Place};
 use super::rendezvous::{Generation, Rendezvous, lock};
 use super::sync::{Arc, AtomicPtr, AtomicUsize, Builder, JoinHandle, Mutex, Ordering};
 
@@ -44,6 +45,8 @@ impl Taken {
 
 struct State {
     threads: usize,
+    /// The threads of each NUMA node.
+    nodes: Vec<Range<usize>>,
     /// Barrier inside a region.
     barrier: Rendezvous,
     /// Generation that advances when a region begins.
@@ -75,24 +78,29 @@ impl Pool {
     /// Creates a team of `threads`, at least one. If there are as many as processors that this process may use, each
     /// thread but the caller's is pinned to a processor.
     pub(crate) fn new(threads: usize) -> std::io::Result<Self> {
-        let threads = threads.max(1);
+        Self::on(&pinning::places(threads.max(1)))
+    }
+
+    /// Creates a team with a thread for each place. The places must be in the order of their nodes, and at least one.
+    pub(crate) fn on(places: &[Place]) -> std::io::Result<Self> {
+        debug_assert!(!places.is_empty() && places.is_sorted_by_key(|place| place.node));
+        let threads = places.len();
         let state = Arc::new(State {
             threads,
+            nodes: nodes(places),
             barrier: Rendezvous::new(threads),
             begun: Generation::new(),
             region: AtomicPtr::new(null_mut()),
             taken: (0..threads).map(|_| Taken::new()).collect(),
             panic: Mutex::new(None),
         });
-        let places = pinning::places(threads);
         let mut pool = Self { state, others: Vec::with_capacity(threads - 1) };
-        for index in 1..threads {
+        for (index, &Place { processor, .. }) in places.iter().enumerate().skip(1) {
             let state = Arc::clone(&pool.state);
-            let place = places.as_ref().and_then(|places| places.get(index).copied());
             let name = format!("octavo-cpu-{index}");
             pool.others.push(Builder::new().name(name).spawn(move || {
-                if let Some(place) = place {
-                    pinning::pin(place);
+                if let Some(processor) = processor {
+                    pinning::pin(processor);
                 }
                 state.serve(index);
             })?);
@@ -103,6 +111,11 @@ impl Pool {
     /// Returns the number of threads in the team.
     pub(crate) fn threads(&self) -> usize {
         self.state.threads
+    }
+
+    /// Returns the number of NUMA nodes on which the threads run, as far as that is known.
+    pub(crate) fn nodes(&self) -> usize {
+        self.state.nodes.len()
     }
 
     /// Runs `work` on every thread and returns when all have finished.
@@ -122,6 +135,17 @@ impl Pool {
             resume_unwind(panic);
         }
     }
+}
+
+/// Returns the threads of each node.
+fn nodes(places: &[Place]) -> Vec<Range<usize>> {
+    let mut start = 0;
+    let node = |places: &[Place]| {
+        let threads = start..start + places.len();
+        start = threads.end;
+        threads
+    };
+    places.chunk_by(|a, b| a.node == b.node).map(node).collect()
 }
 
 impl Drop for Pool {
@@ -184,10 +208,24 @@ impl Worker<'_> {
     ///
     /// Each thread begins with adjacent pieces of its own, in order, so that it reads weights sequentially and finds in
     /// its cache the rows that it wrote a stage before. Then it helps the others.
-    pub(crate) fn share(&self, count: usize, mut piece: impl FnMut(usize)) {
-        let threads = self.state.threads;
-        let start = |thread: usize| thread * count / threads;
-        for thread in (self.index..threads).chain(0..self.index) {
+    pub(crate) fn share(&self, count: usize, piece: impl FnMut(usize)) {
+        self.share_among(0..self.state.threads, count, piece);
+    }
+
+    /// Does the same on each NUMA node by itself: its threads run all pieces.
+    pub(crate) fn share_on_each_node(&self, count: usize, piece: impl FnMut(usize)) {
+        self.share_among(self.state.nodes[self.node()].clone(), count, piece);
+    }
+
+    /// Returns the NUMA node of the thread.
+    pub(crate) fn node(&self) -> usize {
+        self.state.nodes.partition_point(|threads| threads.end <= self.index)
+    }
+
+    /// Runs the pieces together with some threads, of which this is one.
+    fn share_among(&self, threads: Range<usize>, count: usize, mut piece: impl FnMut(usize)) {
+        let start = |thread: usize| (thread - threads.start) * count / threads.len();
+        for thread in (self.index..threads.end).chain(threads.start..self.index) {
             let (start, end) = (start(thread), start(thread + 1));
             if start == end {
                 continue;

@@ -52,6 +52,26 @@ fn a_thread_does_its_own_pieces_first_and_in_order() {
 }
 
 #[test]
+fn each_node_does_all_pieces_with_its_own_threads() {
+    for nodes in [&[0][..], &[0, 1], &[0, 0, 0, 1, 1], &[0, 1, 2, 2, 2, 2, 2, 2, 2, 2]] {
+        let places: Vec<Place> = nodes.iter().map(|&node| Place { node, processor: None }).collect();
+        let mut pool = Pool::on(&places).unwrap();
+        assert_eq!(pool.nodes(), nodes[nodes.len() - 1] + 1);
+        for count in [0, 1, 3, 200] {
+            let done = Mutex::new(vec![vec![0; count]; pool.nodes()]);
+            pool.run(&|worker| {
+                assert_eq!(worker.node(), nodes[worker.index]);
+                for _ in 0..3 {
+                    worker.share_on_each_node(count, |piece| lock(&done)[nodes[worker.index]][piece] += 1);
+                    worker.barrier();
+                }
+            });
+            assert!(done.into_inner().unwrap().iter().flatten().all(|&times| times == 3), "{nodes:?}");
+        }
+    }
+}
+
+#[test]
 fn a_panic_reaches_the_caller_and_the_team_goes_on() {
     for (threads, culprit) in [(3, 0), (3, 2), (20, 0), (20, 9)] {
         let (mut pool, turn) = (Pool::new(threads).unwrap(), AtomicUsize::new(0));

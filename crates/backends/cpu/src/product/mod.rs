@@ -191,17 +191,9 @@ impl<'a> Product<'a> {
                 unsafe { packed_blocks(part, panels, self.input.bf16(), rows, &mut store) };
             }
             #[cfg(target_arch = "x86_64")]
-            kind @ PanelKind::Packed(_) if matches!(isa, Isa::Avx2 | Isa::AvxVnni) => {
+            PanelKind::Packed(_) if matches!(isa, Isa::Avx2 | Isa::AvxVnni) => {
                 // SAFETY: the caller guarantees this; the instruction set is available.
-                unsafe {
-                    match kind.takes_integers(isa) {
-                        true => ymm_tiles(isa, part, panels, self.input.quant(), rows, &mut store),
-                        false => {
-                            let input = |row: usize| self.input.read(self.input.span(row));
-                            ymm::numbers::tiles_of_f8(isa, part, panels, input, rows, &mut store);
-                        }
-                    }
-                }
+                unsafe { ymm_tiles(isa, part, panels, self.input.quant(), rows, &mut store) };
             }
             // SAFETY: the caller guarantees this.
             PanelKind::Packed(_) => with_numbers(isa, part, panels.clone(), |weights| unsafe {

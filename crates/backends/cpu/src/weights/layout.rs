@@ -68,7 +68,7 @@ pub(crate) const HALVES_OFFSET: i32 = 32;
 /// Floating-point numbers in fewer than 16 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Numbers {
-    /// Bytes in e4m3.
+    /// Bytes in e4m3. The largest of a group is from 240 to 448, unless all are 0.
     F8,
     /// Nibbles that are indices of [`NF4_VALUES`](octavo_ops::NF4_VALUES).
     Nf4,
@@ -81,7 +81,8 @@ pub(crate) enum Numbers {
 pub(crate) enum PanelKind {
     /// Groups of integers.
     Quant(Codes, Scales),
-    /// Groups of floating-point numbers in fewer than 16 bits, each with an f32 scale. They are multiplied as bf16.
+    /// Groups of floating-point numbers in fewer than 16 bits, each with an f32 scale. They are multiplied as bf16, or with AVX2
+    /// as integers of 16 bits.
     Packed(Numbers),
     /// Pairs of inputs, sixteen rows each; inputs are padded to whole tiles of 32.
     Bf16,
@@ -205,8 +206,8 @@ impl PanelKind {
     pub(crate) const fn takes_integers(self, isa: Isa) -> bool {
         match self {
             Self::Quant(..) => true,
-            Self::Packed(Numbers::Nf4 | Numbers::Fp4) => matches!(isa, Isa::Avx2 | Isa::AvxVnni),
-            Self::Packed(Numbers::F8) | Self::Bf16 | Self::F16 | Self::F32 => false,
+            Self::Packed(_) => matches!(isa, Isa::Avx2 | Isa::AvxVnni),
+            Self::Bf16 | Self::F16 | Self::F32 => false,
         }
     }
 

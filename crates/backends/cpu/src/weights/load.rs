@@ -15,26 +15,33 @@ use crate::rows::GROUP;
 /// Number of elements of a super-block, the largest block.
 const SUPER: usize = 256;
 
-/// Repacks the parts of a weight on all threads. `progress` is called with the number of bytes read since the last
-/// call.
+/// Where weights are loaded: once, or on each NUMA node by its own threads.
+pub(crate) struct Target<'p> {
+    pub(crate) pool: &'p mut Pool,
+    /// One, or the number of nodes.
+    pub(crate) copies: usize,
+    pub(crate) dtype: WeightDtype,
+}
+
+/// Repacks the parts of a weight on all threads. Returns its copies. `progress` is called with the number of bytes read
+/// since the last call.
 pub(crate) fn load(
     weight: &Weight,
-    dtype: WeightDtype,
+    target: &mut Target<'_>,
     source: &dyn WeightSource,
-    pool: &mut Pool,
     progress: &mut dyn FnMut(usize),
-) -> Result<Matrix, BackendError> {
-    let mut parts: Vec<Part> = Vec::with_capacity(weight.parts.len());
+) -> Result<Vec<Matrix>, BackendError> {
+    let mut copies: Vec<_> = (0..target.copies).map(|_| Matrix { parts: Vec::new() }).collect();
     let mut first = 0;
     for part in &weight.parts {
-        let mut empty = room(weight, part, dtype, first)?;
+        let mut empty = rooms(weight, part, target, target.dtype, first)?;
         let data = part.read(weight.cols, source)?;
-        repack(&mut empty, weight.cols, &data, pool);
-        parts.push(empty);
+        repack(&mut empty, weight.cols, &data, target.pool);
+        copies.iter_mut().zip(empty).for_each(|(copy, part)| copy.parts.push(part));
         first += part.rows;
         progress(data.bytes.len());
     }
-    Ok(Matrix { parts })
+    Ok(copies)
 }
 
 /// Reads the parts of a weight in order as numbers: norms, biases and routers.
@@ -58,29 +65,29 @@ pub(crate) fn load_vector(
 /// Repacks a weight as F32: a router, whose logits must not be rounded.
 pub(crate) fn load_exactly(
     weight: &Weight,
+    target: &mut Target<'_>,
     source: &dyn WeightSource,
-    pool: &mut Pool,
     progress: &mut dyn FnMut(usize),
-) -> Result<Matrix, BackendError> {
+) -> Result<Vec<Matrix>, BackendError> {
     let (storage, rows) = (StorageType::F32, weight.rows);
     let whole = WeightPart { tensor: weight.name.clone(), rows, storage, slab: None };
-    let mut part = room(weight, &whole, WeightDtype::AsStored, 0)?;
+    let mut parts = rooms(weight, &whole, target, WeightDtype::AsStored, 0)?;
     let values = load_vector(weight, source, progress)?;
     let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
     let data = TensorData { storage, shape: vec![rows, weight.cols], bytes: Cow::Owned(bytes) };
-    repack(&mut part, weight.cols, &data, pool);
-    Ok(Matrix { parts: vec![part] })
+    repack(&mut parts, weight.cols, &data, target.pool);
+    Ok(parts.into_iter().map(|part| Matrix { parts: vec![part] }).collect())
 }
 
-/// Repacks the weights of `count` experts, each as a matrix. Their parts are those of the weight, in order.
+/// Repacks the weights of `count` experts, each as a matrix. Their parts are those of the weight, in order. Returns the
+/// copies of all.
 pub(crate) fn load_experts(
     weight: &Weight,
     count: usize,
-    dtype: WeightDtype,
+    target: &mut Target<'_>,
     source: &dyn WeightSource,
-    pool: &mut Pool,
     progress: &mut dyn FnMut(usize),
-) -> Result<Vec<Matrix>, BackendError> {
+) -> Result<Vec<Vec<Matrix>>, BackendError> {
     let each = weight.parts.len() / count.max(1);
     let expert = |parts: &[WeightPart]| Weight {
         name: weight.name.clone(),
@@ -88,35 +95,63 @@ pub(crate) fn load_experts(
         cols: weight.cols,
         parts: parts.to_vec(),
     };
-    weight.parts.chunks(each.max(1)).map(|parts| load(&expert(parts), dtype, source, pool, progress)).collect()
-}
-
-/// Allocates a part of zeros. This happens before the checkpoint is read, so that a part that is too large fails
-/// immediately.
-fn room(weight: &Weight, part: &WeightPart, dtype: WeightDtype, first: usize) -> Result<Part, BackendError> {
-    let what = || format!("weight '{}'", weight.name);
-    let layout = Layout::new(kept_as(part.storage, dtype), weight.cols);
-    let bytes = layout.and_then(|layout| part.rows.div_ceil(PANEL).checked_mul(layout.bytes));
-    match (layout, bytes) {
-        (Some(layout), Some(bytes)) => Ok(Part { first, rows: part.rows, layout, data: Lines::zeroed(bytes, what)? }),
-        _ => Err(BackendError::OutOfMemory { what: what(), needed: u64::MAX }),
+    let mut copies: Vec<_> = (0..target.copies).map(|_| Vec::with_capacity(count)).collect();
+    for parts in weight.parts.chunks(each.max(1)) {
+        let matrices = load(&expert(parts), target, source, progress)?;
+        copies.iter_mut().zip(matrices).for_each(|(copy, matrix)| copy.push(matrix));
     }
+    Ok(copies)
 }
 
-fn repack(part: &mut Part, cols: usize, data: &TensorData<'_>, pool: &mut Pool) {
-    let Part { rows, layout, .. } = *part;
+/// Returns the layout of a part, and its size in memory in bytes; `None` if that is too large a number.
+fn size(part: &WeightPart, cols: usize, dtype: WeightDtype) -> Option<(Layout, usize)> {
+    let layout = Layout::new(kept_as(part.storage, dtype), cols)?;
+    Some((layout, part.rows.div_ceil(PANEL).checked_mul(layout.bytes)?))
+}
+
+/// Returns the size of a weight in memory in bytes.
+pub(crate) fn bytes_of(weight: &Weight, dtype: WeightDtype) -> u64 {
+    let size = |part| size(part, weight.cols, dtype).map_or(u64::MAX, |(_, bytes)| bytes as u64);
+    weight.parts.iter().map(size).fold(0, u64::saturating_add)
+}
+
+/// Allocates the copies of a part, as zeros. This happens before the checkpoint is read, so that a part that is too large
+/// fails immediately.
+fn rooms(
+    weight: &Weight,
+    part: &WeightPart,
+    target: &Target<'_>,
+    dtype: WeightDtype,
+    first: usize,
+) -> Result<Vec<Part>, BackendError> {
+    let what = || format!("weight '{}'", weight.name);
+    let Some((layout, bytes)) = size(part, weight.cols, dtype) else {
+        return Err(BackendError::OutOfMemory { what: what(), needed: u64::MAX });
+    };
+    let room = |_| Ok(Part { first, rows: part.rows, layout, data: Lines::zeroed(bytes, what)? });
+    (0..target.copies).map(room).collect()
+}
+
+/// Writes the data of a part into each of its copies. The system places memory near the thread that writes to it first,
+/// so the threads of a node write the copy that they will read.
+fn repack(copies: &mut [Part], cols: usize, data: &TensorData<'_>, pool: &mut Pool) {
+    let Some(&Part { rows, layout, .. }) = copies.first() else { return };
     let row_bytes = data.storage.bytes_for(cols).unwrap_or_default();
-    let panels = part.panels();
-    let out = Shared::new(&mut part.data);
+    let panels = rows.div_ceil(PANEL);
+    let outs: Vec<Shared<u8>> = copies.iter_mut().map(|part| Shared::new(&mut part.data)).collect();
     pool.run(&|worker| {
         let mut values = vec![0.0; cols];
-        worker.share(panels, |panel| {
-            // SAFETY: every panel is written by the one thread that took it.
+        let mut put = |out: &Shared<u8>, panel: usize| {
+            // SAFETY: every panel of a copy is written by the one thread that took it.
             let out = unsafe { out.part(panel * layout.bytes, layout.bytes) };
             let rows = panel * PANEL..((panel + 1) * PANEL).min(rows);
             let bytes = &data.bytes[rows.start * row_bytes..rows.end * row_bytes];
             put_rows(&layout, data.storage, out, bytes, &mut values);
-        });
+        };
+        match &outs[..] {
+            [out] => worker.share(panels, |panel| put(out, panel)),
+            outs => worker.share_on_each_node(panels, |panel| put(&outs[worker.node()], panel)),
+        }
     });
 }
 
@@ -159,7 +194,8 @@ fn put_numbers(layout: &Layout, numbers: Numbers, panel: &mut [u8], row: usize, 
     match numbers {
         Numbers::F8 => {
             for (index, [a, b, c, d, codes @ ..]) in bytes.as_chunks::<36>().0.iter().enumerate() {
-                layout.put_numbers(panel, row, index, [*a, *b, *c, *d], codes);
+                let (scale, codes) = raised(f32::from_le_bytes([*a, *b, *c, *d]), *codes);
+                layout.put_numbers(panel, row, index, scale.to_le_bytes(), &codes);
             }
         }
         Numbers::Nf4 | Numbers::Fp4 => {
@@ -168,6 +204,21 @@ fn put_numbers(layout: &Layout, numbers: Numbers, panel: &mut [u8], row: usize, 
             }
         }
     }
+}
+
+/// Doubles e4m3 numbers as often as all remain finite, and halves their scale as often. Both are exact.
+fn raised(mut scale: f32, mut codes: [u8; GROUP]) -> (f32, [u8; GROUP]) {
+    const SIGN: u8 = 0x80;
+    const LARGEST: u8 = 0x7e;
+    // A mantissa without an exponent grows into one.
+    let doubled = |code: u8| if code < 8 { 2 * code } else { code + 8 };
+    let mut largest = codes.iter().fold(0, |largest: u8, code| largest.max(code & !SIGN));
+    while largest > 0 && doubled(largest) <= LARGEST {
+        largest = doubled(largest);
+        codes = codes.map(|code| code & SIGN | doubled(code & !SIGN));
+        scale *= 0.5;
+    }
+    (scale, codes)
 }
 
 /// Returns floating-point numbers in the type of `kind`, rounded to nearest.

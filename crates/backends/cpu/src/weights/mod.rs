@@ -13,7 +13,7 @@ use octavo_ops::StorageType;
 pub(crate) use blocks::{E2M1_CODES, E2M1_OFFSET, IQ4_CODES, IQ4_OFFSET};
 use blocks::{Group, GroupScale};
 pub(crate) use layout::{Codes, E4M3_OVER_F16, HALVES_OFFSET, Layout, Numbers, PanelKind, STEPS, Scales};
-pub(crate) use load::{load, load_exactly, load_experts, load_vector};
+pub(crate) use load::{Target, bytes_of, load, load_exactly, load_experts, load_vector};
 
 use crate::memory::Lines;
 
@@ -54,6 +54,12 @@ impl Matrix {
     }
 }
 
+#[cfg(test)]
+thread_local! {
+    /// Addresses of the parts that the thread has read.
+    pub(crate) static PARTS_READ: std::cell::RefCell<Vec<usize>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
 /// Contiguous panels.
 #[derive(Clone, Copy)]
 pub(crate) struct Panels<'a> {
@@ -82,6 +88,8 @@ impl Part {
 
     /// Returns all panels.
     pub(crate) fn stored(&self) -> Panels<'_> {
+        #[cfg(test)]
+        PARTS_READ.with_borrow_mut(|read| read.push(self.data.as_ptr() as usize));
         Panels { layout: self.layout, first: 0, bytes: &self.data }
     }
 

@@ -1,7 +1,10 @@
 //! Cases of products, dense and quantised.
 
 use octavo_kernels::manifest::{self, Dtype, GemmTile};
-use octavo_kernels::params::{DequantizeParams, LinearParams, QuantLinearParams, QuantWeight, QuantizeParams};
+use octavo_kernels::params::{
+    DequantizeParams, LinearParams, QuantLinearParams, QuantWeight, QuantizeParams, SkinnyLinearParams,
+};
+use octavo_kernels::parts::{InputParts, SKINNY_OUTPUTS};
 use octavo_kernels::quant::{QuantFormat, QuantLayout};
 
 use super::At;
@@ -120,6 +123,21 @@ impl Cases<'_> {
             self.kernel(instance, work, move |at, _| {
                 let params = params(at, dense);
                 (params, params.gemv_grid())
+            });
+        }
+        if manifest::skinny_most(self.chip(), dtype) > 0
+            && let Some(most) = manifest::skinny_rows(rows)
+        {
+            let (mut work, dense) = self.dense_work(weight, rows);
+            let InputParts { steps, count } = InputParts::new(n as u32, k as u32, self.device.processors);
+            let tiles = n.div_ceil(SKINNY_OUTPUTS as usize);
+            let sums = tiles * count as usize * (SKINNY_OUTPUTS * most) as usize;
+            let partial = work.plan.take((sums * size_of::<f32>()) as u64);
+            let tickets = work.tables.add(std::iter::repeat_n(0, tiles));
+            self.kernel(manifest::gemm_skinny(dtype, out, most), work, move |at, _| {
+                let (linear, partial, tickets) = (params(at, dense), at.data(partial), at.table(tickets));
+                let params = SkinnyLinearParams { partial, tickets, linear, steps, reserved: 0 };
+                (params, params.grid())
             });
         }
         let (work, dense) = self.dense_work(weight, rows);

@@ -19,11 +19,11 @@ impl Bytewise {
     /// # Safety
     /// The conditions of [`ReadCodes::step`] apply.
     #[inline(always)]
-    pub(super) unsafe fn fill<C: ReadCodes>(&mut self, panel: *const u8, layout: &Layout, group: usize) {
+    pub(super) unsafe fn fill(&mut self, codes: &impl Steps) {
         for (step, line) in self.0.iter_mut().enumerate() {
             // SAFETY: the caller guarantees this; a line has two registers.
             unsafe {
-                let [first, second] = C::step(panel, layout, group, step);
+                let [first, second] = codes.step(step);
                 _mm256_store_si256(line.as_mut_ptr().cast(), first);
                 _mm256_store_si256(line.as_mut_ptr().add(LINE / 2).cast(), second);
             }
@@ -39,7 +39,7 @@ pub(super) trait Steps {
     unsafe fn step(&self, step: usize) -> [__m256i; 2];
 }
 
-impl Steps for Bytewise {
+impl Steps for &Bytewise {
     #[inline(always)]
     unsafe fn step(&self, step: usize) -> [__m256i; 2] {
         // SAFETY: the caller guarantees this; a line has two registers.
@@ -330,12 +330,27 @@ unsafe fn bytes(at: *const u8) -> __m256 {
     unsafe { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(at.cast()))) }
 }
 
-/// Prefetches a group's part of a panel.
-#[inline(always)]
-pub(super) fn prefetch(panel: *const u8, layout: &Layout, group: usize) {
-    let bytes = layout.bytes / layout.groups();
-    for line in 0..bytes.div_ceil(LINE) {
-        // SAFETY: a prefetch is a hint and may have any address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(panel.wrapping_add(group * bytes + line * LINE).cast()) };
+/// Prefetches a panel in parts, one for each group.
+pub(super) struct Ahead {
+    next: *const u8,
+    /// Size of a part in bytes.
+    bytes: usize,
+}
+
+impl Ahead {
+    /// Begins a panel of this layout, `ahead` bytes after `panel`. It has no parts if `ahead` is 0.
+    pub(super) fn new(panel: *const u8, layout: &Layout, ahead: usize) -> Self {
+        let bytes = if ahead == 0 { 0 } else { layout.bytes / layout.groups() };
+        Self { next: panel.wrapping_add(ahead), bytes }
+    }
+
+    /// Prefetches the next part.
+    #[inline(always)]
+    pub(super) fn prefetch(&mut self) {
+        for at in (0..self.bytes).step_by(LINE) {
+            // SAFETY: a prefetch is a hint and may have any address.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.next.wrapping_add(at).cast()) };
+        }
+        self.next = self.next.wrapping_add(self.bytes);
     }
 }

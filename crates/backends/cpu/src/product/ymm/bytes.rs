@@ -1,0 +1,143 @@
+//! Products of codes in bytes.
+
+use std::arch::x86_64::*;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::four;
+use super::integers::{Dots, Way};
+use super::read::{Bytewise, ReadCodes, Steps, Stored};
+use crate::rows::LOW_BITS;
+use crate::weights::STEPS;
+
+/// Number of rows that are multiplied at once: their sums, and a step's codes and inputs, fill the registers.
+pub(super) const ROWS: usize = 2;
+
+/// Products of a group's codes with those of a few rows.
+pub(super) trait Multiply {
+    /// Returns the exact products of some steps of a group with rows whose group is at these addresses.
+    ///
+    /// # Safety
+    /// The instruction set must be available, and each address must have [`ROW_BYTES`](super::ROW_BYTES) bytes.
+    unsafe fn dots<const N: usize>(codes: &impl Steps, rows: [*const u8; N], steps: Range<usize>) -> [[__m256i; N]; 2];
+}
+
+/// Bytes times the high and the low parts, pairs of products in 16 bits. The sum of `PAUSE` products of the high parts
+/// does not saturate.
+pub(super) struct Bytes<const PAUSE: usize, const COARSE: bool>;
+
+/// Bytes times the high and the low parts, four products in 32 bits: AVX-VNNI.
+pub(super) struct Vnni<const COARSE: bool>;
+
+impl<const PAUSE: usize, const COARSE: bool> Multiply for Bytes<PAUSE, COARSE> {
+    #[inline(always)]
+    unsafe fn dots<const N: usize>(codes: &impl Steps, rows: [*const u8; N], steps: Range<usize>) -> [[__m256i; N]; 2] {
+        // SAFETY: the caller guarantees this.
+        unsafe {
+            let zeros = [[_mm256_setzero_si256(); N]; 2];
+            let (mut dots, mut low) = (zeros, zeros);
+            for from in steps.clone().step_by(PAUSE) {
+                let mut high = zeros;
+                for step in from..(from + PAUSE).min(steps.end) {
+                    let codes = codes.step(step);
+                    for r in 0..N {
+                        let a = four(rows[r], step);
+                        for h in 0..2 {
+                            high[h][r] = _mm256_add_epi16(high[h][r], _mm256_maddubs_epi16(codes[h], a));
+                        }
+                        if COARSE {
+                            continue;
+                        }
+                        // Low parts are at most 8 in magnitude: their sums need no pause.
+                        let a = four(rows[r], STEPS + step);
+                        for h in 0..2 {
+                            low[h][r] = _mm256_add_epi16(low[h][r], _mm256_maddubs_epi16(codes[h], a));
+                        }
+                    }
+                }
+                for h in 0..2 {
+                    for r in 0..N {
+                        let products = _mm256_madd_epi16(high[h][r], _mm256_set1_epi16(1 << LOW_BITS));
+                        dots[h][r] = _mm256_add_epi32(dots[h][r], products);
+                    }
+                }
+            }
+            if !COARSE {
+                for h in 0..2 {
+                    for r in 0..N {
+                        let products = _mm256_madd_epi16(low[h][r], _mm256_set1_epi16(1));
+                        dots[h][r] = _mm256_add_epi32(dots[h][r], products);
+                    }
+                }
+            }
+            dots
+        }
+    }
+}
+
+impl<const COARSE: bool> Multiply for Vnni<COARSE> {
+    #[inline(always)]
+    unsafe fn dots<const N: usize>(codes: &impl Steps, rows: [*const u8; N], steps: Range<usize>) -> [[__m256i; N]; 2] {
+        // SAFETY: the caller guarantees this.
+        unsafe {
+            let zeros = [[_mm256_setzero_si256(); N]; 2];
+            let (mut high, mut low) = (zeros, zeros);
+            for step in steps {
+                let codes = codes.step(step);
+                for r in 0..N {
+                    let a = four(rows[r], step);
+                    for h in 0..2 {
+                        high[h][r] = _mm256_dpbusd_avx_epi32(high[h][r], codes[h], a);
+                    }
+                    if COARSE {
+                        continue;
+                    }
+                    let a = four(rows[r], STEPS + step);
+                    for h in 0..2 {
+                        low[h][r] = _mm256_dpbusd_avx_epi32(low[h][r], codes[h], a);
+                    }
+                }
+            }
+            for h in 0..2 {
+                for r in 0..N {
+                    high[h][r] = _mm256_add_epi32(_mm256_slli_epi32::<{ LOW_BITS as i32 }>(high[h][r]), low[h][r]);
+                }
+            }
+            high
+        }
+    }
+}
+
+/// Codes that are multiplied as bytes.
+pub(super) struct InBytes<M>(PhantomData<M>);
+
+impl<M: Multiply> Way for InBytes<M> {
+    type Unpacked = Bytewise;
+
+    const EMPTY: Bytewise = Bytewise::EMPTY;
+
+    #[inline(always)]
+    fn stored<C: ReadCodes>(codes: Stored<'_, C>) -> impl Dots {
+        ByteDots { codes, kind: PhantomData::<M> }
+    }
+
+    #[inline(always)]
+    unsafe fn unpack<C: ReadCodes>(codes: Stored<'_, C>, unpacked: &mut Bytewise) -> impl Dots {
+        // SAFETY: the caller guarantees this.
+        unsafe { unpacked.fill(&codes) };
+        ByteDots { codes: &*unpacked, kind: PhantomData::<M> }
+    }
+}
+
+struct ByteDots<S, M> {
+    codes: S,
+    kind: PhantomData<M>,
+}
+
+impl<S: Steps, M: Multiply> Dots for ByteDots<S, M> {
+    #[inline(always)]
+    unsafe fn dots<const N: usize>(&self, rows: [*const u8; N], steps: Range<usize>) -> [[__m256i; N]; 2] {
+        // SAFETY: the caller guarantees this.
+        unsafe { M::dots(&self.codes, rows, steps) }
+    }
+}

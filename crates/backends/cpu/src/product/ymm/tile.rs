@@ -1,0 +1,202 @@
+//! The loops over the groups of a panel and the rows of a tile.
+
+use super::read::Ahead;
+use super::{ROW_BYTES, TileRows};
+use crate::weights::{Layout, PANEL};
+
+/// A group of a few rows: the places of the first row's. It has no references because the compiler would keep arrays of
+/// them in memory.
+#[derive(Clone, Copy)]
+pub(super) struct Group {
+    pub(super) codes: *const u8,
+    pub(super) scales: *const f32,
+    pub(super) sums: *const f32,
+    pub(super) totals: *const [i32; 2],
+    /// Number of groups of a row.
+    pub(super) groups: usize,
+}
+
+impl Group {
+    /// Returns the place of a row's codes.
+    #[inline(always)]
+    pub(super) fn codes(self, row: usize) -> *const u8 {
+        self.codes.wrapping_add(row * self.groups * ROW_BYTES)
+    }
+
+    /// Returns the places of the codes of the first rows.
+    #[inline(always)]
+    pub(super) fn all_codes<const N: usize>(self) -> [*const u8; N] {
+        let mut all = [std::ptr::null(); N];
+        for (row, codes) in all.iter_mut().enumerate() {
+            *codes = self.codes(row);
+        }
+        all
+    }
+
+    /// Returns the scale of a row.
+    ///
+    /// # Safety
+    /// The row must exist.
+    #[inline(always)]
+    pub(super) unsafe fn scale(self, row: usize) -> f32 {
+        // SAFETY: the caller guarantees this.
+        unsafe { self.scales.add(row * self.groups).read() }
+    }
+
+    /// Returns the sum of a row.
+    ///
+    /// # Safety
+    /// The row must exist.
+    #[inline(always)]
+    pub(super) unsafe fn sum(self, row: usize) -> f32 {
+        // SAFETY: the caller guarantees this.
+        unsafe { self.sums.add(row * self.groups).read() }
+    }
+
+    /// Returns the sums of the codes of a row's halves.
+    ///
+    /// # Safety
+    /// The row must exist.
+    #[inline(always)]
+    pub(super) unsafe fn totals(self, row: usize) -> [i32; 2] {
+        // SAFETY: the caller guarantees this.
+        unsafe { self.totals.add(row * self.groups).read() }
+    }
+
+    /// Returns a group further on.
+    #[inline(always)]
+    fn group(self, index: usize) -> Self {
+        Self {
+            codes: self.codes.wrapping_add(index * ROW_BYTES),
+            scales: self.scales.wrapping_add(index),
+            sums: self.sums.wrapping_add(index),
+            totals: self.totals.wrapping_add(index),
+            groups: self.groups,
+        }
+    }
+
+    /// Returns the rows from `row` on.
+    #[inline(always)]
+    fn from(self, row: usize) -> Self {
+        Self {
+            codes: self.codes(row),
+            scales: self.scales.wrapping_add(row * self.groups),
+            sums: self.sums.wrapping_add(row * self.groups),
+            totals: self.totals.wrapping_add(row * self.groups),
+            groups: self.groups,
+        }
+    }
+}
+
+/// A group of a panel that rows are multiplied with.
+pub(super) trait Multiplied {
+    /// Adds the products with the first rows of `rows` to the results.
+    ///
+    /// # Safety
+    /// The instruction set must be available, and there must be so many rows.
+    unsafe fn add<const N: usize>(&self, rows: Group, results: &mut [[f32; PANEL]; N]);
+}
+
+/// A panel in its stored layout.
+pub(super) trait Panel {
+    /// Memory of an unpacked group.
+    type Unpacked;
+
+    const EMPTY: Self::Unpacked;
+
+    /// Returns the layout.
+    fn layout(&self) -> &Layout;
+
+    /// Returns the place of the panel.
+    fn start(&self) -> *const u8;
+
+    /// Returns a group that is unpacked while it is multiplied.
+    ///
+    /// # Safety
+    /// The instruction set must be available, and the panel must have this group.
+    unsafe fn group(&self, index: usize) -> impl Multiplied;
+
+    /// Unpacks a group.
+    ///
+    /// # Safety
+    /// The instruction set must be available, and the panel must have this group.
+    unsafe fn unpack(&self, index: usize, unpacked: &mut Self::Unpacked) -> impl Multiplied;
+}
+
+/// Multiplies the rows of a tile with a panel, up to `ROWS` at once. `ahead` prefetches the panel at that distance in bytes,
+/// unless it is 0.
+///
+/// # Safety
+/// The instruction set must be available, and the panel must have its layout.
+#[inline(always)]
+pub(super) unsafe fn multiply<P: Panel, const ROWS: usize>(
+    panel: &P,
+    rows: &TileRows<'_>,
+    ahead: usize,
+    results: &mut [[f32; PANEL]],
+) {
+    let first = rows.first_group();
+    assert!(results.len() == rows.count && first.groups == panel.layout().groups());
+    let ahead = Ahead::new(panel.start(), panel.layout(), ahead);
+    results.fill([0.0; PANEL]);
+    // SAFETY: the caller guarantees this; the rows have the layout's groups.
+    unsafe {
+        if results.len() > ROWS {
+            multiply_many::<P, ROWS>(panel, ahead, first, results);
+        } else if let Some(results) = results.first_chunk_mut::<4>() {
+            multiply_few(panel, ahead, first, results);
+        } else if let Some(results) = results.first_chunk_mut::<3>() {
+            multiply_few(panel, ahead, first, results);
+        } else if let Some(results) = results.first_chunk_mut::<2>() {
+            multiply_few(panel, ahead, first, results);
+        } else if let Some(results) = results.first_chunk_mut::<1>() {
+            multiply_few(panel, ahead, first, results);
+        }
+    }
+}
+
+/// Multiplies a few rows with groups as they are read.
+#[inline(always)]
+unsafe fn multiply_few<P: Panel, const N: usize>(
+    panel: &P,
+    mut ahead: Ahead,
+    rows: Group,
+    results: &mut [[f32; PANEL]; N],
+) {
+    for index in 0..rows.groups {
+        ahead.prefetch();
+        // SAFETY: the caller guarantees this.
+        unsafe { panel.group(index).add(rows.group(index), results) };
+    }
+}
+
+/// Multiplies rows with groups that are unpacked once for all.
+#[inline(always)]
+unsafe fn multiply_many<P: Panel, const ROWS: usize>(
+    panel: &P,
+    mut ahead: Ahead,
+    rows: Group,
+    results: &mut [[f32; PANEL]],
+) {
+    let mut unpacked = P::EMPTY;
+    let (whole, rest) = results.as_chunks_mut::<ROWS>();
+    for index in 0..rows.groups {
+        ahead.prefetch();
+        let rows = rows.group(index);
+        // SAFETY: the caller guarantees this.
+        unsafe {
+            let group = panel.unpack(index, &mut unpacked);
+            for (index, results) in whole.iter_mut().enumerate() {
+                group.add(rows.from(index * ROWS), results);
+            }
+            let others = rows.from(whole.len() * ROWS);
+            if let Some(results) = rest.first_chunk_mut::<3>() {
+                group.add(others, results);
+            } else if let Some(results) = rest.first_chunk_mut::<2>() {
+                group.add(others, results);
+            } else if let Some(results) = rest.first_chunk_mut::<1>() {
+                group.add(others, results);
+            }
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Counts the instructions of products of few rows: a kernel that reads a weight once is as fast as the memory only if its
+//! instructions are issued in less time than the weight arrives.
+
+use octavo_kernels::manifest::{self, Chip, Dtype, Instance};
+use octavo_kernels::sources;
+use octavo_ops::datasheet::DataSheet;
+
+use crate::{code, programs, tools};
+
+/// GPUs, and their clocks in GHz under load.
+const DEVICES: [(Chip, DataSheet, f64); 3] =
+    [(Chip::SM_89, DataSheet::L40S, 2.52), (Chip::SM_90, DataSheet::H100, 1.98), (Chip::SM_90, DataSheet::H200, 1.98)];
+
+/// Returns the number of instructions that a multiprocessor can issue in the time in which it reads 1 KiB at its share of the
+/// bandwidth: 4 in each cycle.
+fn slots(sheet: &DataSheet, ghz: f64) -> f64 {
+    4.0 * 1024.0 * ghz * 1e9 * f64::from(sheet.processors) / sheet.bandwidth
+}
+
+/// Returns the number of rows of an instance.
+fn rows_of(instance: &Instance) -> u32 {
+    instance.name.rsplit_once("_m").expect("a number of rows").1.parse().expect("a number")
+}
+
+/// Returns the instructions of a warp for 1 KiB of the weight, which is 32 bytes of each thread.
+fn instructions(instance: &Instance, loops: &[Vec<String>]) -> f64 {
+    let longest = loops.iter().max_by_key(|body| body.len()).expect("a loop over the inputs");
+    // A thread of a GEMV multiplies two outputs by so many pieces of 16 bytes in an iteration; one of a skinny product copies
+    // 64 bytes.
+    let pieces = match instance.source == sources::GEMV {
+        true if rows_of(instance) <= 4 => 4,
+        _ => 2,
+    };
+    longest.len() as f64 / f64::from(pieces)
+}
+
+/// Returns the instances of the kernels for few rows of 16-bit types on a chip, with their instructions for 1 KiB.
+fn counted(chip: Chip) -> Vec<(Instance, f64)> {
+    let Some(nvdisasm) = tools::nvdisasm(chip) else { return Vec::new() };
+    let few = [sources::GEMV, sources::GEMM_SKINNY];
+    let programs = programs().iter().filter(|program| program.chip == chip && few.contains(&program.source));
+    let of_program = |program: &crate::Program| {
+        let name = format!("{}-issue-{}", chip.arch(), program.source.path.replace('/', "-"));
+        let loops = code::loops(&tools::disassemble(&nvdisasm, &name, &program.compiled.code));
+        let narrow = program.instances.iter().filter(|instance| !instance.name.starts_with("gemv_f32"));
+        narrow.map(|instance| (instance.clone(), instructions(instance, &loops[&instance.name]))).collect::<Vec<_>>()
+    };
+    programs.flat_map(of_program).collect()
+}
+
+#[test]
+fn machine_code_of_few_rows_leaves_time_to_the_memory() {
+    for (chip, sheet, ghz) in DEVICES {
+        let slots = slots(&sheet, ghz);
+        for (instance, found) in counted(chip) {
+            let (rows, share) = (rows_of(&instance), found / slots);
+            let context = format!("{} on {}: {found} of {slots:.0} instructions", instance.name, sheet.name);
+            println!("{context}, {:.0} %", 100.0 * share);
+            if instance.source == sources::GEMM_SKINNY {
+                assert!(share < 0.5, "{context}");
+            } else if rows <= manifest::gemv_cutoff(chip, Dtype::F16) {
+                assert!(share < 0.75, "{context}");
+            } else {
+                assert!(share > 0.75, "{context}, and yet it is not used");
+            }
+        }
+    }
+}
