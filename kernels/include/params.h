@@ -473,7 +473,7 @@ struct SamplingParams {
     const u32* masks;           // [.., mask_words]: bit id % 32 of word id / 32 allows a token
     const u32* bias_ids;
     const float* bias_values;
-    const u32* forbidden_ids;
+    const u32* forbidden_ids;   // each once per row
     const u32* count_ids;       // tokens of prompt or output, each once per row
     const u32* count_times;     // number of times generated; 0 if only in the prompt
     const u32* listed_ids;

@@ -41,6 +41,7 @@ impl Check {
             Self::Nothing => "-O2",
             // Frame pointers are kept for readable reports.
             Self::Memory => "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all",
+            // Beyond -O1, loops that clear memory become calls that are not reported.
             Self::Races => "-O1 -g1 -DEMU_RACES",
         }
     }

@@ -191,11 +191,13 @@ impl SeatState {
             logprobs: requested.logprobs,
         };
         let counts = params.needs_counts().then(|| TokenCounts::new(&joined.prompt, &joined.output));
-        // An end-of-sequence id is masked even if the request ignores it, as in vLLM.
-        let ends = match requested.min_tokens {
+        // An end-of-sequence id is masked even if the request ignores it, as in vLLM. It may be a stop id too.
+        let mut ends: Vec<u32> = match requested.min_tokens {
             0 => Vec::new(),
             _ => requested.eos_token_ids.iter().chain(&*requested.stop_token_ids).copied().collect(),
         };
+        ends.sort_unstable();
+        ends.dedup();
         let scoring = SampleParams { logprobs: requested.prompt_logprobs, ..SampleParams::default() };
         let span = |image: &PromptImage| {
             let octavo_engine::ImageSpan { start, rows, cols } = image.span;

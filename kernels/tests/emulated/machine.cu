@@ -80,6 +80,16 @@ DEVICE void sum_template(const GatherRowsParams& p) {
     if (threadIdx.x == 0) ((float*)p.out)[0] = sum;
 }
 
+// Writes the number of tickets that are taken between two of a CTA.
+template <class T>
+DEVICE void take_tickets_template(const GatherRowsParams& p) {
+    u32* const out = (u32*)p.out;
+    u32 first = 0;
+    if (threadIdx.x == 0) first = atomicAdd(out, 1u);
+    __syncthreads();
+    if (threadIdx.x == 0) ((float*)p.out)[1 + blockIdx.x] = (float)(atomicAdd(out, 1u) - first);
+}
+
 template <class T>
 DEVICE void copy_in_background_template(const GatherRowsParams& p) {
     DYNAMIC_SHARED(memory);

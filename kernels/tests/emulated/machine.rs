@@ -100,6 +100,16 @@ fn background_copies_are_there_when_they_have_been_waited_for() {
 }
 
 #[test]
+fn ctas_run_at_once_in_random_order_only() {
+    let machine = Machine::new("take_tickets", 64);
+    for order in ORDERS {
+        let out = machine.run(order, 8, &[], 9).unwrap();
+        let at_once = out[1..].iter().any(|&between| between > 1.0);
+        assert_eq!(at_once, matches!(order, Order::Random(_)), "{order:?}: {:?}", &out[1..]);
+    }
+}
+
+#[test]
 fn a_misaligned_access_is_an_error() {
     let error = Machine::new("misaligned", 32).error(&[0.0; 64]);
     assert!(error.contains("no multiple of its size"), "{error}");

@@ -143,7 +143,7 @@ pub struct SampleRow<'a> {
     pub pending: Option<u32>,
     /// Values added to the logits, as `(id, value)`.
     pub logit_bias: &'a [(u32, f32)],
-    /// Ids that are never sampled (end-of-sequence and stop ids below `min_tokens`).
+    /// Ids that are never sampled (end-of-sequence and stop ids below `min_tokens`), each once.
     pub forbidden: &'a [u32],
     /// Mask of ⌈V / 32⌉ words, in which bit `id % 32` of word `id / 32` allows a token; `None` allows all.
     pub mask: Option<&'a [u32]>,

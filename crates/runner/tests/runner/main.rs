@@ -51,7 +51,7 @@ fn the_sampler_gets_what_the_sequence_asked_for() {
         seed: 77,
         min_tokens: 2,
         eos_token_ids: vec![2],
-        stop_token_ids: vec![4].into(),
+        stop_token_ids: vec![4, 2].into(),
         ignore_eos: true,
         logit_bias: [(6, 1.5)].into(),
         logprobs: Some(3),
