@@ -1,4 +1,4 @@
-//! Adapters beside a quantised model, as QLoRA makes them.
+//! Adapters beside a quantised model, as QLoRA makes them, and adapters of experts.
 
 use std::path::Path;
 use std::process::Command;
@@ -18,14 +18,23 @@ async fn said(server: &Server, model: &str) -> String {
 
 #[tokio::test]
 async fn an_adapter_is_served_beside_its_quantised_base() {
+    check_served("quantised/nf4", "adapters/qlora").await;
+}
+
+#[tokio::test]
+async fn an_adapter_of_experts_is_served_beside_its_base() {
+    check_served("mixtral", "adapters/expert-modules").await;
+}
+
+async fn check_served(model: &str, adapter: &str) {
     let folder = tempfile::tempdir().unwrap();
     let base = folder.path().join("base");
-    with_tokenizer(&testdata("quantised/nf4"), &base);
+    with_tokenizer(&testdata(model), &base);
     let plain = Server::start(Path::new(OCTAVO), &base, &[&SMALL[..], &["--served-model-name", "base"]].concat());
     let expected = said(&plain, "base").await;
     drop(plain);
 
-    let module = format!("tune={}", testdata("adapters/qlora").display());
+    let module = format!("tune={}", testdata(adapter).display());
     let flags = ["--served-model-name", "base", "--enable-lora", "--lora-modules", &module, "--max-loras", "2"];
     let server = Server::start(Path::new(OCTAVO), &base, &[&SMALL[..], &flags].concat());
     assert!(server.start_log().contains("adapter tune: "), "{}", server.start_log());
