@@ -13,3 +13,20 @@ pub trait Constraint: Send {
     /// Rolls back the last `tokens` accepted tokens.
     fn rollback(&mut self, tokens: usize);
 }
+
+/// A constraint of tests, which allows every token.
+#[cfg(test)]
+pub(crate) struct Anything;
+
+#[cfg(test)]
+impl Constraint for Anything {
+    fn fill_mask(&mut self, mask: &mut [u32]) {
+        mask.fill(u32::MAX);
+    }
+
+    fn accept(&mut self, _: u32) -> bool {
+        true
+    }
+
+    fn rollback(&mut self, _: usize) {}
+}

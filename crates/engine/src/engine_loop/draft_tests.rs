@@ -4,6 +4,7 @@ use octavo_telemetry::{Telemetry, TelemetryConfig};
 
 use super::tests::{ids, read, request, tokens};
 use super::*;
+use crate::constraint::Anything;
 use crate::internals::ManualEngine;
 use crate::mock::{MockConfig, MockExecutor};
 use crate::{Constraint, KvKind, Request, RequestEvent, SamplingParams, Speculation};
@@ -137,21 +138,6 @@ fn accepted_drafts_save_steps_and_can_be_found_afterwards() {
         while engine.turn() {}
         assert_eq!(read(&mut stream).0[0].cached_tokens, Some(cached));
     }
-}
-
-/// Allows every token.
-struct Anything;
-
-impl Constraint for Anything {
-    fn fill_mask(&mut self, mask: &mut [u32]) {
-        mask.fill(u32::MAX);
-    }
-
-    fn accept(&mut self, _: u32) -> bool {
-        true
-    }
-
-    fn rollback(&mut self, _: usize) {}
 }
 
 #[test]

@@ -3,6 +3,7 @@ use std::time::{Duration, Instant};
 
 use super::ExecutorMemory;
 use super::*;
+use crate::constraint::Anything;
 use crate::inbox::Inbox;
 use crate::kv::{Extras, SequenceKv, TokenHistory};
 use crate::{
@@ -24,21 +25,6 @@ pub(super) struct Rig {
     pub(super) adapter: Option<Adapter>,
     /// Whether the next requests need masks.
     pub(super) constrained: bool,
-}
-
-/// A constraint that allows every token.
-struct Anything;
-
-impl Constraint for Anything {
-    fn fill_mask(&mut self, mask: &mut [u32]) {
-        mask.fill(u32::MAX);
-    }
-
-    fn accept(&mut self, _: u32) -> bool {
-        true
-    }
-
-    fn rollback(&mut self, _: usize) {}
 }
 
 pub(super) fn config() -> EngineConfig {

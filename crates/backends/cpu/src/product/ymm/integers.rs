@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::LANES;
 use super::read::{self, GroupScales, ReadCodes, Stored};
-use super::tile::{Group, Multiplied, Panel};
+use super::tile::{Group, Multiplied, Panel, Place};
 use crate::weights::{E2M1_OFFSET, HALVES_OFFSET, Layout, PANEL, PanelKind, STEPS, Scales};
 
 /// Exact products of a group's codes with those of a few rows.
@@ -37,8 +37,7 @@ pub(super) trait Way {
 
 /// Panels of integers in their stored layout.
 pub(super) struct Integers<'a, C, W> {
-    panel: *const u8,
-    layout: &'a Layout,
+    place: Place<'a>,
     scales: Scales,
     kind: PhantomData<(C, W)>,
 }
@@ -46,14 +45,14 @@ pub(super) struct Integers<'a, C, W> {
 impl<'a, C, W> Integers<'a, C, W> {
     pub(super) fn new(panel: &[u8], layout: &'a Layout) -> Self {
         let PanelKind::Quant(_, scales) = layout.kind else { unreachable!("chosen by the kind") };
-        Self { panel: panel.as_ptr(), layout, scales, kind: PhantomData }
+        Self { place: Place { start: panel.as_ptr(), layout }, scales, kind: PhantomData }
     }
 }
 
 impl<C: ReadCodes, W> Integers<'_, C, W> {
     #[inline(always)]
     fn codes(&self, group: usize) -> Stored<'_, C> {
-        Stored { panel: self.panel, layout: self.layout, group, codes: PhantomData }
+        Stored { panel: self.place.start, layout: self.place.layout, group, codes: PhantomData }
     }
 
     /// # Safety
@@ -61,7 +60,7 @@ impl<C: ReadCodes, W> Integers<'_, C, W> {
     #[inline(always)]
     unsafe fn with_scales<D>(&self, group: usize, dots: D) -> IntegerGroup<C, D> {
         // SAFETY: the caller guarantees this.
-        let scales = unsafe { read::scales(self.panel, self.layout, self.scales, group) };
+        let scales = unsafe { read::scales(self.place.start, self.place.layout, self.scales, group) };
         IntegerGroup { dots, scales, codes: PhantomData }
     }
 }
@@ -71,12 +70,8 @@ impl<C: ReadCodes, W: Way> Panel for Integers<'_, C, W> {
 
     const EMPTY: W::Unpacked = W::EMPTY;
 
-    fn layout(&self) -> &Layout {
-        self.layout
-    }
-
-    fn start(&self) -> *const u8 {
-        self.panel
+    fn place(&self) -> Place<'_> {
+        self.place
     }
 
     #[inline(always)]

@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 
 use octavo_ops::{FP4_VALUES, NF4_VALUES};
 
-use super::tile::{self, Group, Multiplied, Panel};
+use super::tile::{self, Group, Multiplied, Panel, Place};
 use super::words::{self, PAIRS, Pairs, Unpacked};
 use super::{LANES, TileRows};
 use crate::rows::GROUP;
@@ -17,10 +17,11 @@ use crate::weights::{Layout, Numbers, PANEL};
 
 /// Returns the scales of a group, each times `factor`.
 #[inline(always)]
-unsafe fn scales(panel: *const u8, layout: &Layout, group: usize, factor: f32) -> [__m256; 2] {
-    // SAFETY: the caller guarantees that the panel has this layout and group, and the instruction set.
+unsafe fn scales(place: Place<'_>, group: usize, factor: f32) -> [__m256; 2] {
+    // SAFETY: the caller guarantees that the panel has this group, and the instruction set.
     unsafe {
-        let (at, factor) = (panel.add(layout.number_scales_at(group)).cast::<f32>(), _mm256_set1_ps(factor));
+        let (at, factor) =
+            (place.start.add(place.layout.number_scales_at(group)).cast::<f32>(), _mm256_set1_ps(factor));
         [_mm256_mul_ps(_mm256_loadu_ps(at), factor), _mm256_mul_ps(_mm256_loadu_ps(at.add(LANES)), factor)]
     }
 }
@@ -208,7 +209,7 @@ pub(super) unsafe fn multiply(
 ) {
     macro_rules! multiply {
         ($kind:ty) => {{
-            let panel = NumberPanel { panel: panel.as_ptr(), layout, kind: PhantomData::<$kind> };
+            let panel = NumberPanel { place: Place { start: panel.as_ptr(), layout }, kind: PhantomData::<$kind> };
             tile::multiply::<_, { words::ROWS }>(&panel, rows, ahead, results)
         }};
     }
@@ -225,8 +226,7 @@ pub(super) unsafe fn multiply(
 
 /// A panel of numbers in its stored layout.
 struct NumberPanel<'a, S> {
-    panel: *const u8,
-    layout: &'a Layout,
+    place: Place<'a>,
     kind: PhantomData<S>,
 }
 
@@ -235,20 +235,16 @@ impl<S: Stored> Panel for NumberPanel<'_, S> {
 
     const EMPTY: Unpacked = Unpacked::EMPTY;
 
-    fn layout(&self) -> &Layout {
-        self.layout
-    }
-
-    fn start(&self) -> *const u8 {
-        self.panel
+    fn place(&self) -> Place<'_> {
+        self.place
     }
 
     #[inline(always)]
     unsafe fn group(&self, group: usize) -> impl Multiplied {
         // SAFETY: the caller guarantees this.
         unsafe {
-            let pairs = S::new(self.panel.add(group * S::BYTES));
-            NumberGroup { pairs, scales: scales(self.panel, self.layout, group, S::FACTOR) }
+            let pairs = S::new(self.place.start.add(group * S::BYTES));
+            NumberGroup { pairs, scales: scales(self.place, group, S::FACTOR) }
         }
     }
 
@@ -256,8 +252,8 @@ impl<S: Stored> Panel for NumberPanel<'_, S> {
     unsafe fn unpack(&self, group: usize, unpacked: &mut Unpacked) -> impl Multiplied {
         // SAFETY: the caller guarantees this.
         unsafe {
-            unpacked.fill(&S::new(self.panel.add(group * S::BYTES)));
-            NumberGroup { pairs: &*unpacked, scales: scales(self.panel, self.layout, group, S::FACTOR) }
+            unpacked.fill(&S::new(self.place.start.add(group * S::BYTES)));
+            NumberGroup { pairs: &*unpacked, scales: scales(self.place, group, S::FACTOR) }
         }
     }
 }

@@ -88,6 +88,13 @@ impl Group {
     }
 }
 
+/// A panel in memory.
+#[derive(Clone, Copy)]
+pub(super) struct Place<'a> {
+    pub(super) start: *const u8,
+    pub(super) layout: &'a Layout,
+}
+
 /// A group of a panel that rows are multiplied with.
 pub(super) trait Multiplied {
     /// Adds the products with the first rows of `rows` to the results.
@@ -104,11 +111,8 @@ pub(super) trait Panel {
 
     const EMPTY: Self::Unpacked;
 
-    /// Returns the layout.
-    fn layout(&self) -> &Layout;
-
-    /// Returns the place of the panel.
-    fn start(&self) -> *const u8;
+    /// Returns where the panel is.
+    fn place(&self) -> Place<'_>;
 
     /// Returns a group that is unpacked while it is multiplied.
     ///
@@ -136,8 +140,9 @@ pub(super) unsafe fn multiply<P: Panel, const ROWS: usize>(
     results: &mut [[f32; PANEL]],
 ) {
     let first = rows.first_group();
-    assert!(results.len() == rows.count && first.groups == panel.layout().groups());
-    let ahead = Ahead::new(panel.start(), panel.layout(), ahead);
+    let Place { start, layout } = panel.place();
+    assert!(results.len() == rows.count && first.groups == layout.groups());
+    let ahead = Ahead::new(start, layout, ahead);
     results.fill([0.0; PANEL]);
     // SAFETY: the caller guarantees this; the rows have the layout's groups.
     unsafe {
