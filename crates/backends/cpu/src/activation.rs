@@ -64,10 +64,11 @@ impl Activation {
         Self { cols, forms, ..Self::default() }
     }
 
-    /// Allocates memory for `rows` rows.
+    /// Allocates memory for `rows` rows, and for whole tiles of them in the forms that products read. A tile of rows of logits
+    /// would take several MiB.
     pub(crate) fn reserve(&mut self, rows: usize) {
-        let rows = rows.next_multiple_of(TILE);
         self.plain.reserve_zeroed(rows * plain_stride(self.cols));
+        let rows = rows.next_multiple_of(TILE);
         if self.forms.quant {
             self.codes.reserve_zeroed(rows * 2 * self.cols);
             self.scales.reserve_zeroed(rows * (self.cols / GROUP));
@@ -281,5 +282,20 @@ impl Rows {
             let out = unsafe { self.bf16.part(span.row * bf16_stride(self.cols) + span.from, span.len) };
             isa.to_bf16(x, out);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_that_no_product_reads_takes_the_memory_of_a_row() {
+        let mut logits = Activation::new(49_152, Forms::default());
+        logits.reserve(1);
+        assert_eq!(logits.plain.len(), plain_stride(49_152));
+        let mut read = Activation::new(64, Forms { quant: true, coarse: false, bf16: true });
+        read.reserve(1);
+        assert_eq!((read.plain.len(), read.codes.len(), read.bf16.len()), (80, TILE * 128, TILE * 96));
     }
 }
