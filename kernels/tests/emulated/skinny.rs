@@ -36,6 +36,14 @@ fn run(case: &Case, kernels: &Kernels, order: Order, (rows, instance): &(u32, In
     case.run_with(launch)
 }
 
+/// Checks a product whose outputs are each shared by several CTAs.
+pub(crate) fn check_parts() {
+    let instance = (8, manifest::gemm_skinny(Dtype::F16, Dtype::F16, 8));
+    let kernels = Kernels::new(std::slice::from_ref(&instance.1));
+    let case = Case::draw(&mut rng(), Dtype::F16, Dtype::F16, [7, 129, 264]);
+    case.check(&in_every_order(|order| run(&case, &kernels, order, &instance, 2)), &instance.1.name);
+}
+
 #[test]
 fn small_skinny_products_are_near_f64_and_instances_give_the_same_bits() {
     let mut rng = rng();
