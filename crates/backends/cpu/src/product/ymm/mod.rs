@@ -46,16 +46,10 @@ pub(super) struct TileRows<'a> {
     words: Option<&'a [i16]>,
 }
 
-/// Returns whether so many rows are multiplied with codes of this layout in 16 bits. With AVX-VNNI, only the values of tables
-/// are.
-fn needs_words(vnni: bool, layout: &Layout, rows: usize) -> bool {
-    match layout.kind {
-        PanelKind::Packed(_) => true,
-        PanelKind::Quant(Codes::Six | Codes::Eight | Codes::Iq4, _) => !vnni,
-        // The products of half a group are too few for sums in 16 bits, if the codes are unpacked once for many rows.
-        PanelKind::Quant(_, Scales::Pair) => !vnni && rows > bytes::ROWS,
-        _ => false,
-    }
+/// Returns whether codes of this layout are multiplied in 16 bits. With AVX-VNNI, only the values of tables are.
+fn needs_words(vnni: bool, layout: &Layout) -> bool {
+    let is_wide = matches!(layout.kind, PanelKind::Quant(Codes::Six | Codes::Eight | Codes::Iq4, _));
+    is_wide && !vnni || matches!(layout.kind, PanelKind::Packed(_))
 }
 
 impl TileRows<'_> {
@@ -78,7 +72,7 @@ impl<'a> TileRows<'a> {
         scratch: &'a mut Lines<i16>,
     ) -> Self {
         assert!(count <= TILE && input.cols == layout.cols);
-        let words = needs_words(vnni, layout, count).then(|| {
+        let words = needs_words(vnni, layout).then(|| {
             scratch.reserve_zeroed(TILE * input.cols);
             for (row, words) in (first..first + count).zip(scratch.chunks_exact_mut(input.cols)) {
                 // SAFETY: AVX2 is available wherever these kernels are chosen.
@@ -136,7 +130,6 @@ pub(super) unsafe fn multiply(
         match layout.kind {
             PanelKind::Quant(Codes::Four, _) => tile!(Four, 8),
             PanelKind::Quant(Codes::Five, _) => tile!(Five, 4),
-            PanelKind::Quant(Codes::E2m1, Scales::Pair) if rows.words.is_some() => tile!(words, Nvfp4, InWords),
             PanelKind::Quant(Codes::E2m1, Scales::Pair) => tile!(Nvfp4, 4),
             PanelKind::Quant(Codes::E2m1, _) => tile!(E2m1, 4),
             PanelKind::Quant(Codes::Iq4, _) => tile!(words, Iq4, InWords),
