@@ -4,8 +4,10 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, available_parallelism};
+use std::time::Instant;
 
 use crate::Constraint;
+use crate::mask_pace::MaskPace;
 use crate::sequence::SequenceKey;
 
 /// Maximum number of helper threads.
@@ -63,6 +65,8 @@ impl MaskJob {
 pub(crate) struct MaskFiller {
     /// Jobs of the step; empty between steps. Its memory is kept.
     pub(crate) jobs: Vec<MaskJob>,
+    /// Times of the jobs, beside those of the device.
+    pub(crate) pace: MaskPace,
     desk: Arc<Desk>,
     /// Number of helper threads to start.
     helpers: usize,
@@ -131,11 +135,21 @@ impl MaskFiller {
     }
 
     fn with_helpers(helpers: usize) -> Self {
-        Self { jobs: Vec::new(), desk: Arc::default(), helpers, threads: Vec::new() }
+        Self { jobs: Vec::new(), pace: MaskPace::default(), desk: Arc::default(), helpers, threads: Vec::new() }
     }
 
     /// Does all jobs, which are of one kind and whose order may change. A panic of a constraint goes on in the caller.
     pub(crate) fn run(&mut self) {
+        let begun = Instant::now();
+        self.run_jobs();
+        match self.jobs.first().map(|job| &job.task) {
+            Some(MaskTask::Fill { .. }) => self.pace.filled(self.jobs.len(), begun.elapsed()),
+            Some(MaskTask::Accept { .. }) => self.pace.accepted(self.jobs.len(), begun.elapsed()),
+            None => {}
+        }
+    }
+
+    fn run_jobs(&mut self) {
         let least = self.jobs.first().map_or(usize::MAX, MaskJob::least);
         if self.jobs.len() < least || self.helpers == 0 {
             self.jobs.iter_mut().for_each(MaskJob::run);

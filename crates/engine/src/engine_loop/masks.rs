@@ -1,7 +1,5 @@
 //! Sampling of a step, and the constraints of its rows.
 
-use std::time::Instant;
-
 use super::EngineLoop;
 use crate::mask_filler::{MaskJob, MaskTask};
 use crate::scheduler::StepRecord;
@@ -56,9 +54,7 @@ impl EngineLoop {
                 }
             }
         }
-        let (count, begun) = (self.masks.jobs.len(), Instant::now());
         self.masks.run();
-        self.mask_pace.filled(count, begun.elapsed());
         for MaskJob { key, constraint, task } in self.masks.jobs.drain(..) {
             let MaskTask::Fill { row, mask, unsatisfiable } = task else { continue };
             if let Some(sequence) = self.scheduler.sequence_mut(key) {
@@ -85,9 +81,7 @@ impl EngineLoop {
                 self.masks.jobs.push(MaskJob { key: share.key, constraint, task });
             }
         }
-        let (count, begun) = (self.masks.jobs.len(), Instant::now());
         self.masks.run();
-        self.mask_pace.accepted(count, begun.elapsed());
         for MaskJob { key, constraint, task } in self.masks.jobs.drain(..) {
             let MaskTask::Accept { accepted, .. } = task else { continue };
             if let Some(sequence) = self.scheduler.sequence_mut(key) {

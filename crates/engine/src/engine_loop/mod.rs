@@ -32,7 +32,6 @@ use crate::clock::StepClock;
 use crate::engine::Shared;
 use crate::inbox::{Command, End, Mail, Reply};
 use crate::mask_filler::MaskFiller;
-use crate::mask_pace::MaskPace;
 use crate::scheduler::{ExecutorMemory, Scheduler, Share, StepRecord};
 use crate::sequence::{LastOutput, SequenceKey};
 use crate::stop::stop_reason;
@@ -100,7 +99,6 @@ pub(crate) struct EngineLoop {
     /// Readers to wake once the device is busy.
     wakers: Vec<Waker>,
     masks: MaskFiller,
-    mask_pace: MaskPace,
     spare_plans: Vec<StepPlan>,
     spare_records: Vec<StepRecord>,
 }
@@ -145,7 +143,6 @@ impl EngineLoop {
             idle_waiters: Vec::new(),
             mail: Mail::default(),
             masks: MaskFiller::new(),
-            mask_pace: MaskPace::default(),
             spare_plans: Vec::with_capacity(depth + 1),
             spare_records: Vec::with_capacity(depth + 1),
         }
@@ -264,7 +261,7 @@ impl EngineLoop {
         }
         let mut plan = self.spare_plans.pop().unwrap_or_default();
         let mut record = self.spare_records.pop().unwrap_or_default();
-        self.scheduler.bound_masks(self.mask_pace.masks_in_a_step());
+        self.scheduler.bound_masks(self.masks.pace.masks_in_a_step());
         self.scheduler.schedule(self.next_step, self.clock.as_ref(), &mut plan, &mut record);
         self.starved = plan.sequences.is_empty();
         if self.starved {
@@ -321,7 +318,7 @@ impl EngineLoop {
     /// Delivers the output of a completed step, row by row.
     fn retire(&mut self, record: StepRecord, output: StepOutput, at: Instant) -> Result<(), ExecutorError> {
         let StepOutput { mut tokens, vectors, busy, plan } = output;
-        self.mask_pace.worked(busy);
+        self.masks.pace.worked(busy);
         let (expected, count) = record.outputs();
         let width = vectors.len() / count.max(1);
         if tokens.len() != expected || vectors.len() != width * count || (width == 0 && count > 0) {

@@ -59,7 +59,7 @@ pub(crate) struct Scheduler {
     config: EngineConfig,
     /// Number of prompt rows that a step may score.
     scored_rows: usize,
-    /// Number of masks that a step may have in which other rows need none. A quarter of them, and at least one, is left for
+    /// Number of masks that a step may have in which other rows need none, at least two. A quarter of them, and at least one, is left for
     /// sequences that the step admits.
     most_masks: usize,
     /// Sequence that took the last turn of those that need masks.
@@ -290,11 +290,10 @@ impl Scheduler {
         self.chosen.clear();
         self.pass_windows();
         let most = self.mask_budget();
-        let first_masks = if most == usize::MAX { most } else { (most / 4).max(1) };
-        let masks = if most == usize::MAX { most } else { (most - first_masks).max(1) };
+        let first_masks = (most / 4).max(1);
         let mut budget = Budget {
             tokens: self.config.max_num_batched_tokens,
-            masks,
+            masks: most - first_masks,
             first_masks,
             scores: self.scored_rows,
             without_rows: 0,

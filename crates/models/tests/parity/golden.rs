@@ -3,7 +3,7 @@
 use octavo_models::{Checkpoint, build_program};
 
 use crate::limits::{CANDLE, DEFECT, Difference, largest_mean, on_cpu};
-use crate::support::{Defect, Device, Golden, Session, checkpoint, instruction_sets};
+use crate::support::{Defect, Device, Golden, Session, checkpoint, golden_tests, instruction_sets};
 
 /// Margin between the two most likely tokens, in tolerances, above which both sides must agree on the first.
 const CLEAR_MARGIN: f32 = 2.0;
@@ -82,27 +82,6 @@ fn sees_defects(name: &str) {
             assert!(mean >= least, "{name} on {device}, {defect:?}: {mean} is below {least}");
         }
     }
-}
-
-/// Two tests for each checkpoint: one of its logits, and one of what the first would detect.
-macro_rules! golden_tests {
-    ($($test:ident: $name:literal;)*) => {
-        $(
-            #[test]
-            fn $test() {
-                check($name);
-            }
-        )*
-
-        mod defects {
-            $(
-                #[test]
-                fn $test() {
-                    super::sees_defects($name);
-                }
-            )*
-        }
-    };
 }
 
 golden_tests! {

@@ -262,3 +262,27 @@ pub(crate) fn mean_difference(found: &[f32], expected: &[f32]) -> f64 {
     let difference = squares(&mut found.iter().zip(expected).map(|(a, b)| a - b));
     (difference / squares(&mut expected.iter().copied())).sqrt()
 }
+
+/// Two tests for each checkpoint, by the functions of the module that calls: `check`, and `sees_defects`, which is of what the
+/// first would detect.
+macro_rules! golden_tests {
+    ($($test:ident: $name:literal;)*) => {
+        $(
+            #[test]
+            fn $test() {
+                check($name);
+            }
+        )*
+
+        mod defects {
+            $(
+                #[test]
+                fn $test() {
+                    super::sees_defects($name);
+                }
+            )*
+        }
+    };
+}
+
+pub(crate) use golden_tests;

@@ -6,7 +6,7 @@ use octavo_ops::{Backend, StepBatch};
 use safetensors::SafeTensors;
 
 use crate::limits::{DEFECT, Difference, largest_mean, limit};
-use crate::support::{Defect, Device, testdata, words};
+use crate::support::{Defect, Device, golden_tests, testdata, words};
 
 const BLOCK: usize = 16;
 const TEXTS: usize = 3;
@@ -115,26 +115,6 @@ fn sees_defects(name: &str) {
             assert!(mean >= least, "{what} on {device}, {defect:?}: {mean} is below {least}");
         }
     }
-}
-
-macro_rules! golden_tests {
-    ($($test:ident: $name:literal;)*) => {
-        $(
-            #[test]
-            fn $test() {
-                check($name);
-            }
-        )*
-
-        mod defects {
-            $(
-                #[test]
-                fn $test() {
-                    super::sees_defects($name);
-                }
-            )*
-        }
-    };
 }
 
 golden_tests! {
