@@ -6,6 +6,7 @@
 //! within a group are exact, so that a row's bits are those of every other kernel.
 
 mod bytes;
+mod dense;
 mod integers;
 mod numbers;
 mod nvfp4;
@@ -21,6 +22,7 @@ use crate::memory::Lines;
 use crate::rows::{GROUP, LOW_BITS};
 use crate::weights::{Codes, Layout, PANEL, PanelKind, Scales};
 use bytes::{Bytes, InBytes, Vnni};
+pub(super) use dense::dense;
 use integers::Integers;
 use read::{E2m1, Eight, Five, Four, Iq4, Nvfp4, Six};
 use tile::Group;
