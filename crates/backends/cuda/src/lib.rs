@@ -32,6 +32,7 @@ mod float8;
 mod forward;
 mod images;
 mod latent;
+mod launcher;
 mod layout;
 mod libraries;
 mod linear;
