@@ -7,7 +7,7 @@ use crate::quant::QuantFormat;
 use crate::sources;
 
 /// Number of inputs of 16-bit types that are staged at once.
-pub(crate) const STAGE_INPUTS: usize = 32;
+pub const STAGE_INPUTS: usize = 32;
 
 /// Tile of outputs that a CTA of [`gemm`] computes. Both tiles give the same bits, because the sum of an output adds
 /// its inputs in order, independently of its neighbours.
@@ -45,7 +45,7 @@ impl GemmTile {
     }
 
     /// Returns the number of stages in shared memory from sm_80 on.
-    pub(super) const fn stages(self) -> usize {
+    pub const fn stages(self) -> usize {
         match self {
             Self::Large => 3,
             Self::Small => 6,
