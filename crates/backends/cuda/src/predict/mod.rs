@@ -92,7 +92,7 @@ impl StepPrediction {
     /// Returns the seconds that all kernels lose for a cause.
     pub fn lost(&self, cause: Cause) -> f64 {
         let losses = self.kernels.iter().flat_map(|kernel| &kernel.losses);
-        losses.filter(|(of, _)| *of == cause).map(|(_, seconds)| seconds).sum()
+        losses.filter(|(of, _)| *of == cause).fold(0.0, |sum, (_, seconds)| sum + seconds)
     }
 
     /// Adds the prediction of a step that follows.
