@@ -1,6 +1,6 @@
 //! Instances for mixtures of experts: `Route`, `ExpertLinear`, `ExpertSum`, `GateRows`.
 
-use super::linear::{GemmTile, STAGE_INPUTS};
+use super::linear::{GemmTile, STAGE_INPUTS, tensor_chips};
 use super::{Chip, Chips, Dtype, Instance};
 use crate::params::{
     EXPERT_ROWS, ExpertLinearParams, ExpertSumParams, GateRowsParams, Params, RouteParams, SortExpertsParams,
@@ -107,12 +107,12 @@ const fn gemm_warps(tile: GemmTile) -> (u32, &'static str) {
 fn expert_gemm_dense(chip: Chip, dtype: Dtype, tile: GemmTile) -> ExpertProduct {
     let (cta @ [rows, outputs], (threads, warp)) = (gemm_cta(tile), gemm_warps(tile));
     let stage_bytes = (rows + outputs) as usize * STAGE_INPUTS * dtype.bytes();
-    let (template, source, arguments, stages, chips) = if chip.has_sm80() {
+    let (template, source, arguments, stages, chips) = if chip.has_sm75() {
         let stages = tile.stages();
         let arguments = format!("{}, {rows}, {outputs}, {warp}, {stages}", dtype.c_name());
-        ("expert_mma", sources::EXPERT_MMA, arguments, stages, Chips::FromSm80)
+        ("expert_mma", sources::EXPERT_MMA, arguments, stages, tensor_chips(dtype))
     } else {
-        ("expert_volta", sources::GEMM_VOLTA, format!("{rows}, {outputs}, {warp}"), 2, Chips::BeforeSm80)
+        ("expert_volta", sources::GEMM_VOLTA, format!("{rows}, {outputs}, {warp}"), 2, Chips::BeforeSm75)
     };
     let (name, call) = (format!("{template}_{}_{}", dtype.name(), tile.name()), format!("{template}<{arguments}>"));
     let instance = Instance::new::<ExpertLinearParams>(source, name, call, threads);

@@ -4,6 +4,7 @@
 mod code;
 mod figures;
 mod issue;
+mod packed;
 mod residency;
 mod tools;
 
