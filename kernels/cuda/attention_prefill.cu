@@ -1,4 +1,4 @@
-// Prefill attention over the paged cache, on the tensor cores of sm_80 and later: sequences of many queries, of any
+// Prefill attention over the paged cache, on the tensor cores of sm_75 and later: sequences of many queries, of any
 // lengths, each at its offset in its sequence. The scheme is that of FlashAttention-2: a CTA holds 64 queries of one
 // head, 16 per warp, and iterates over the keys in tiles; scores stay in registers. Keys of the next tile are copied
 // while this tile's values are multiplied, and values while its keys are multiplied.

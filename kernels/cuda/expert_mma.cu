@@ -1,4 +1,4 @@
-// Products of many rows with the weights of experts, on the tensor cores of sm_80 and later: 16-bit activations with f32
+// Products of many rows with the weights of experts, on the tensor cores of sm_75 and later: 16-bit activations with f32
 // accumulation. Grid: tiles, outputs, parts of a tile.
 #include "experts.h"
 #include "quant.h"

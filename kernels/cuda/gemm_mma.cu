@@ -1,4 +1,4 @@
-// Dense matrix product on the tensor cores of sm_80 and later: 16-bit operands with f32 accumulation.
+// Dense matrix product on the tensor cores of sm_75 and later: 16-bit operands with f32 accumulation.
 #include "tiles.h"
 
 template <class T, class O, int BM, int BN, int WM, int WN, int STAGES>

@@ -165,7 +165,7 @@ DEVICE void copy_rows(T* shared, u32 begin, u32 end, Row row) {
     }
 }
 
-#ifdef HAS_SM80
+#ifdef HAS_SM75
 // Starts the copy of ROWS rows of SIZE elements, of which row r begins at `row(r)`. Rows of another type pass through
 // registers, which is complete on return.
 template <u32 THREADS, u32 ROWS, int SIZE, int D, class T, class Row>
@@ -189,4 +189,4 @@ DEVICE void copy_rows_async(T* shared, u32 begin, u32 end, Row row) {
         cp_async_commit();
     }
 }
-#endif  // HAS_SM80
+#endif  // HAS_SM75

@@ -20,17 +20,18 @@ struct e4m3 {
     u8 bits;
 };
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-// cp.async, ldmatrix, m16n8k16 and bf16 arithmetic are available. The emulation has all of them.
-#define HAS_SM80 1
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 750
+// ldmatrix, m16n8k16 and copies to shared memory are available. sm_75 has them for f16: two instructions of half the depth take the
+// place of m16n8k16, and copies are complete when they are started. The emulation has all of them.
+#define HAS_SM75 1
 #endif
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
 // 8-bit floating-point numbers are converted and multiplied, from sm_90 to sm_103 by half-precision products that the
 // compiler makes of them. The emulation has them.
 #define HAS_SM89 1
 #endif
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 800
-// m8n8k4, the tensor-core instruction of Volta, is used.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 750
+// m8n8k4, the tensor-core instruction of Volta, is used. On later chips, it is a function of many instructions.
 #define HAS_SM70_MMA 1
 #endif
 
@@ -179,24 +180,34 @@ DEVICE u32 e4m3_to_f16(u16 codes) {
 // The emulation checks a vector access here: its alignment, and the banks of shared memory.
 DEVICE void check_access(const void*, u32) {}
 
-#ifdef HAS_SM80
+#ifdef HAS_SM75
 DEVICE u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
 
 // Starts copying 16 bytes to shared memory, or zeros if not `valid`. They are available after a cp_async_wait and a
 // barrier. The second-level cache fetches the whole line of 128 bytes, which a next stage reads, in one access of memory.
 DEVICE void cp_async_16(void* shared, const void* global, bool valid = true) {
+#if __CUDA_ARCH__ < 800
+    *(uint4*)shared = valid ? *(const uint4*)global : make_uint4(0, 0, 0, 0);
+#else
     u32 bytes = valid ? 16 : 0;
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(bytes)
                  : "memory");
+#endif
 }
 
 // Ends a group of copies.
-DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+DEVICE void cp_async_commit() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
 
 // Waits until at most PENDING of this thread's groups are incomplete.
 template <int PENDING>
 DEVICE void cp_async_wait() {
+#if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+#endif
 }
 
 // Loads four 8x8 matrices of 16-bit elements: lane 8i + r passes the address of row r of matrix i (16 bytes, aligned to
@@ -221,6 +232,15 @@ DEVICE void ldmatrix_x4_trans(u32* result, const void* row) {
 //   a[0], a[1]: (g, c), (g + 8, c) and the element to the right; a[2], a[3]: the same 8 columns on
 //   b[0], b[1]: (c, g), (c + 8, g) and the element below
 //   d[0], d[1]: (g, c), (g, c + 1); d[2], d[3]: the same 8 rows down
+#if __CUDA_ARCH__ < 800
+DEVICE void mma_m16n8k16(float* d, const u32* a, const u32* b, f16) {
+#pragma unroll
+    for (u32 half = 0; half < 2; ++half)
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                     : "r"(a[half * 2]), "r"(a[half * 2 + 1]), "r"(b[half]));
+}
+#else
 #define MMA_M16N8K16(TYPE)                                                                                              \
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "     \
                  "{%8, %9}, {%0, %1, %2, %3};"                                                                          \
@@ -229,7 +249,8 @@ DEVICE void ldmatrix_x4_trans(u32* result, const void* row) {
 DEVICE void mma_m16n8k16(float* d, const u32* a, const u32* b, f16) { MMA_M16N8K16("f16"); }
 DEVICE void mma_m16n8k16(float* d, const u32* a, const u32* b, bf16) { MMA_M16N8K16("bf16"); }
 #undef MMA_M16N8K16
-#endif  // HAS_SM80
+#endif
+#endif  // HAS_SM75
 
 #ifdef HAS_SM89
 // Computes d = a·b for a 16x32 (row-major), b 32x8 (column-major) in e4m3, d 16x8 in f32. The fragments are those of

@@ -1,4 +1,4 @@
-// The loop of the products on the tensor cores of sm_80 and later, and the copies of their operands.
+// The loop of the products on the tensor cores of sm_75 and later, and the copies of their operands.
 #pragma once
 #include "linear.h"
 

@@ -11,6 +11,8 @@
 
 #[cfg(feature = "emulation")]
 pub mod emulation;
+#[cfg(feature = "nvrtc")]
+pub mod figures;
 pub mod manifest;
 #[cfg(feature = "nvrtc")]
 pub mod nvrtc;

@@ -21,11 +21,10 @@ pub use attention::{
 pub use experts::{ExpertProduct, ExpertTiles, expert_gemm, expert_gemv, expert_sum, gate_rows, route, sort_experts};
 pub use fill::fill;
 pub use images::{MediaMove, embed_taps, mean_rows, media_rows, patches};
-pub(crate) use linear::STAGE_INPUTS;
 pub use linear::{
-    GEMM_F8_TILE, GEMM_QUANT_TILES, GemmTile, SKINNY_STAGES, SKINNY_TILES, dequantize, gemm, gemm_f8, gemm_quant,
-    gemm_skinny, gemv, gemv_cutoff, gemv_quant, gemv_rows, library_cutoff, mmvq, mmvq_rows, quantize_activations,
-    quantize_f8, quantize_f8_groups, scale_f8, skinny_most, skinny_rows,
+    GEMM_F8_TILE, GEMM_QUANT_TILES, GemmTile, SKINNY_STAGES, SKINNY_TILES, STAGE_INPUTS, dequantize, gemm, gemm_f8,
+    gemm_quant, gemm_skinny, gemv, gemv_cutoff, gemv_quant, gemv_rows, library_cutoff, mmvq, mmvq_rows,
+    quantize_activations, quantize_f8, quantize_f8_groups, scale_f8, skinny_most, skinny_rows,
 };
 pub use lora::{lora_expand, lora_expand_table, lora_pairs, lora_shrink};
 pub use rows::{
@@ -117,6 +116,12 @@ impl Chip {
         (chip.arch() == arch).then_some(chip)
     }
 
+    /// Returns whether the chip has `ldmatrix` and tensor-core instructions whose fragments are those of Ampere. The instruction of
+    /// Volta is slow there.
+    pub const fn has_sm75(self) -> bool {
+        self.major >= 8 || (self.major == 7 && self.minor >= 5)
+    }
+
     /// Returns whether the chip has bf16, `cp.async`, `ldmatrix` and the tensor-core instructions of Ampere.
     pub const fn has_sm80(self) -> bool {
         self.major >= 8
@@ -189,8 +194,10 @@ impl Target {
 pub enum Chips {
     /// All chips.
     All,
-    /// Up to sm_75.
-    BeforeSm80,
+    /// Up to sm_72.
+    BeforeSm75,
+    /// sm_75 and later.
+    FromSm75,
     /// sm_80 and later.
     FromSm80,
     /// Those with [`Chip::has_fp8`].
@@ -204,7 +211,8 @@ impl Chips {
     pub const fn contains(self, chip: Chip) -> bool {
         match self {
             Self::All => true,
-            Self::BeforeSm80 => !chip.has_sm80(),
+            Self::BeforeSm75 => !chip.has_sm75(),
+            Self::FromSm75 => chip.has_sm75(),
             Self::FromSm80 => chip.has_sm80(),
             Self::Fp8 => chip.has_fp8(),
             Self::Fp8Mma => chip.has_fp8_mma(),
@@ -376,8 +384,19 @@ mod tests {
     fn volta_is_not_asked_for_what_it_lacks() {
         let instances = all(Chip::SM_70);
         assert!(instances.iter().all(|i| !i.name.contains("bf16") && i.chips != Chips::FromSm80));
-        assert!(instances.iter().any(|i| i.chips == Chips::BeforeSm80));
+        assert!(instances.iter().any(|i| i.chips == Chips::BeforeSm75));
         assert!(all(Chip::SM_89).iter().any(|i| i.name.contains("bf16")));
+    }
+
+    #[test]
+    fn turing_has_no_kernel_of_volta_and_what_its_shared_memory_holds() {
+        let instances = all(Chip::SM_75);
+        let has = |part: &str| instances.iter().any(|i| i.name.starts_with(part));
+        assert!(!has("gemm_volta") && !has("expert_volta") && !has("paged_prefill_volta"));
+        assert!(has("gemm_mma_f16_large") && has("expert_mma_f16_small") && has("paged_prefill_f16_d128"));
+        assert!(!instances.iter().any(|i| i.name.contains("bf16")));
+        let longest = |i: &&Instance| i.source != crate::sources::ROWS && i.dynamic_shared > 64 << 10;
+        assert_eq!(instances.iter().find(longest), None, "a norm asks for less than its most");
     }
 
     #[test]

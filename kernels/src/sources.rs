@@ -26,7 +26,7 @@ sources! {
     IMAGES = "cuda/images.cu",
     /// Mixtures of experts.
     EXPERTS = "cuda/experts.cu",
-    /// Products of many rows with the weights of experts, on the tensor cores of sm_80 and later.
+    /// Products of many rows with the weights of experts, on the tensor cores of sm_75 (f16) and later.
     EXPERT_MMA = "cuda/expert_mma.cu",
     /// Operations after the qkv projection.
     QKV_POST = "cuda/qkv_post.cu",
@@ -36,13 +36,13 @@ sources! {
     ATTENTION_PLAIN = "cuda/attention_plain.cu",
     /// Decode attention of 16-bit types.
     ATTENTION_DECODE = "cuda/attention_decode.cu",
-    /// Prefill attention on the tensor cores of sm_80 and later.
+    /// Prefill attention on the tensor cores of sm_75 (f16) and later.
     ATTENTION_PREFILL = "cuda/attention_prefill.cu",
     /// Prefill attention of f16 on the tensor cores of Volta.
     ATTENTION_PREFILL_VOLTA = "cuda/attention_prefill_volta.cu",
     /// Latent attention on the tensor cores of sm_80 and later.
     ATTENTION_LATENT = "cuda/attention_latent.cu",
-    /// Dense product of 16-bit types on the tensor cores of sm_80 and later.
+    /// Dense product of 16-bit types on the tensor cores of sm_75 (f16) and later.
     GEMM_MMA = "cuda/gemm_mma.cu",
     /// Dense product of few rows of 16-bit types on the tensor cores of sm_80 and later.
     GEMM_SKINNY = "cuda/gemm_skinny.cu",

@@ -1,5 +1,6 @@
 //! Instances for attention: `QkvPost`, `LatentPost`, `PagedAttention`.
 
+use super::linear::tensor_chips;
 use super::{Chip, Chips, Dtype, Instance};
 use crate::params::{
     AttentionParams, LATENT_ROWS, LatentPostParams, MAX_HEAD_SIZE, MAX_LATENT_SIZE, PagedDecodeParams, QkvPostParams,
@@ -202,13 +203,15 @@ pub fn paged_prefill(chip: Chip, types: impl Into<AttentionTypes>, head_size: us
     let queries = PrefillPlan::QUERIES as usize;
     // A row in shared memory is a head of whole instructions and 16 bytes of padding, in 16-bit elements.
     let row_bytes = (head_size.next_multiple_of(16) + 8) * 2;
-    if chip.has_sm80() {
+    if chip.has_sm75() {
         // Shared memory holds keys and values of a tile, and queries if they do not fit into registers.
         let rows = if head_size > 128 { queries + 2 * 32 } else { 2 * 64 };
         let call = format!("paged_prefill<{}, {head_size}{argument}>", dtype.c_name());
         let name = format!("paged_prefill_{}_d{head_size}{ending}", dtype.name());
         let instance = Instance::new::<AttentionParams>(sources::ATTENTION_PREFILL, name, call, 128);
-        return Some(instance.with_shared(rows * row_bytes).resident(prefill_ctas(head_size)).on(Chips::FromSm80));
+        let instance = instance.with_shared(rows * row_bytes).resident(prefill_ctas(head_size)).on(tensor_chips(dtype));
+        // A multiprocessor of sm_75 has 64 KiB of shared memory.
+        return (chip.has_sm80() || instance.dynamic_shared <= 64 << 10).then_some(instance);
     }
     if dtype != Dtype::F16 {
         return None;
@@ -219,7 +222,7 @@ pub fn paged_prefill(chip: Chip, types: impl Into<AttentionTypes>, head_size: us
     let call = format!("paged_prefill_volta<{head_size}{argument}>");
     let name = format!("paged_prefill_volta_d{head_size}{ending}");
     let instance = Instance::new::<AttentionParams>(sources::ATTENTION_PREFILL_VOLTA, name, call, 128);
-    let instance = instance.with_shared(shared).on(Chips::BeforeSm80);
+    let instance = instance.with_shared(shared).on(Chips::BeforeSm75);
     // By default the compiler spills a little to fit a fourth CTA, for which there is not enough shared memory.
     Some(if head_size == 72 { instance.resident(3) } else { instance })
 }

@@ -1,6 +1,6 @@
 //! Instances for mixtures of experts: `Route`, `ExpertLinear`, `ExpertSum`, `GateRows`.
 
-use super::linear::{GemmTile, STAGE_INPUTS};
+use super::linear::{GemmTile, STAGE_INPUTS, tensor_chips};
 use super::{Chip, Chips, Dtype, Instance};
 use crate::params::{
     EXPERT_ROWS, ExpertLinearParams, ExpertSumParams, GateRowsParams, Params, RouteParams, SortExpertsParams,
@@ -93,7 +93,8 @@ pub fn expert_gemm(chip: Chip, format: Option<QuantFormat>, dtype: Dtype, tile: 
         _ if dtype == Dtype::F32 || !chip.has(dtype) => None,
         None => Some(expert_gemm_dense(chip, dtype, tile)),
         Some(format) if chip.has_sm80() => Some(expert_gemm_quant(format, dtype, tile)),
-        Some(format) => Some(expert_volta_quant(format, tile)),
+        Some(format) if !chip.has_sm75() => Some(expert_volta_quant(format, tile)),
+        Some(_) => None,
     }
 }
 
@@ -108,13 +109,13 @@ const fn gemm_warps(tile: GemmTile) -> (u32, &'static str) {
 fn expert_gemm_dense(chip: Chip, dtype: Dtype, tile: GemmTile) -> ExpertProduct {
     let (cta @ [rows, outputs], (threads, warp)) = (gemm_cta(tile), gemm_warps(tile));
     let stage_bytes = (rows + outputs) as usize * STAGE_INPUTS * dtype.bytes();
-    let (template, source, arguments, stages, chips) = if chip.has_sm80() {
+    let (template, source, arguments, stages, chips) = if chip.has_sm75() {
         let stages = tile.stages();
         let arguments = format!("{}, {rows}, {outputs}, {warp}, {stages}", dtype.c_name());
-        ("expert_mma", sources::EXPERT_MMA, arguments, stages, Chips::FromSm80)
+        ("expert_mma", sources::EXPERT_MMA, arguments, stages, tensor_chips(dtype))
     } else {
         let arguments = format!("{rows}, {outputs}, {warp}");
-        ("expert_volta", sources::GEMM_VOLTA, arguments, VOLTA_STAGES, Chips::BeforeSm80)
+        ("expert_volta", sources::GEMM_VOLTA, arguments, VOLTA_STAGES, Chips::BeforeSm75)
     };
     let (name, call) = (format!("{template}_{}_{}", dtype.name(), tile.name()), format!("{template}<{arguments}>"));
     let instance = Instance::new::<ExpertLinearParams>(source, name, call, threads);
@@ -130,7 +131,7 @@ fn expert_volta_quant(format: QuantFormat, tile: GemmTile) -> ExpertProduct {
     let call = format!("expert_volta_quant<{}, {rows}, {outputs}, {warp}>", format.c_name());
     let shared = VOLTA_STAGES * (rows + outputs) as usize * STAGE_INPUTS * Dtype::F16.bytes();
     let instance = Instance::new::<ExpertLinearParams>(sources::GEMM_VOLTA, name, call, threads);
-    ExpertProduct { instance: instance.with_shared(shared).on(Chips::BeforeSm80), cta }
+    ExpertProduct { instance: instance.with_shared(shared).on(Chips::BeforeSm75), cta }
 }
 
 /// Few pairs take the weight straight to registers, whose reads are many at a time; many decode it to shared memory once.

@@ -7,7 +7,7 @@ use crate::quant::QuantFormat;
 use crate::sources;
 
 /// Number of inputs of 16-bit types that are staged at once.
-pub(crate) const STAGE_INPUTS: usize = 32;
+pub const STAGE_INPUTS: usize = 32;
 
 /// Tile of outputs that a CTA of [`gemm`] computes. Both tiles give the same bits, because the sum of an output adds
 /// its inputs in order, independently of its neighbours.
@@ -44,13 +44,18 @@ impl GemmTile {
         }
     }
 
-    /// Returns the number of stages in shared memory from sm_80 on.
-    pub(super) const fn stages(self) -> usize {
+    /// Returns the number of stages in shared memory from sm_75 on.
+    pub const fn stages(self) -> usize {
         match self {
             Self::Large => 3,
             Self::Small => 6,
         }
     }
+}
+
+/// Returns the chips with the tensor-core instructions of sm_80, or those that sm_75 has in their place, for a type.
+pub(super) const fn tensor_chips(dtype: Dtype) -> Chips {
+    if matches!(dtype, Dtype::F16) { Chips::FromSm75 } else { Chips::FromSm80 }
 }
 
 /// Returns `f16`, or `f16_f32` if the output has another type.
@@ -74,18 +79,18 @@ pub fn gemm(chip: Chip, dtype: Dtype, out: Dtype, tile: GemmTile) -> Instance {
         GemmTile::Small => (128, "16, 16"),
     };
     let stage_bytes = (tile_m + tile_n) as usize * STAGE_INPUTS * dtype.bytes();
-    if chip.has_sm80() {
+    if chip.has_sm75() {
         let stages = tile.stages();
         let types = format!("{}, {}", dtype.c_name(), out.c_name());
         let call = format!("gemm_mma<{types}, {tile_m}, {tile_n}, {warp}, {stages}>");
         Instance::new::<LinearParams>(sources::GEMM_MMA, format!("gemm_mma_{kind}_{suffix}"), call, threads)
             .with_shared(stages * stage_bytes)
-            .on(Chips::FromSm80)
+            .on(tensor_chips(dtype))
     } else {
         let call = format!("gemm_volta<{}, {tile_m}, {tile_n}, {warp}>", out.c_name());
         Instance::new::<LinearParams>(sources::GEMM_VOLTA, format!("gemm_volta_{kind}_{suffix}"), call, threads)
             .with_shared(2 * stage_bytes)
-            .on(Chips::BeforeSm80)
+            .on(Chips::BeforeSm75)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Machine code of compiled kernels.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 /// A line of a disassembled kernel.
 enum Line {
@@ -50,19 +51,60 @@ pub(crate) fn instructions(text: &str) -> BTreeMap<String, Vec<String>> {
     lines(text).into_iter().map(|(name, lines)| (name, mnemonics(&lines))).collect()
 }
 
-/// Returns the instructions of each loop of each kernel of a disassembled cubin: what lies between a label and a jump back to it.
-pub(crate) fn loops(text: &str) -> BTreeMap<String, Vec<Vec<String>>> {
-    let of_kernel = |lines: &[Line]| {
-        let start = |target: &str| lines.iter().position(|line| matches!(line, Line::Label(label) if label == target));
-        let body = |(at, line): (usize, &Line)| match line {
-            Line::Instruction(mnemonic, Some(target)) if mnemonic.starts_with("BRA") => {
-                start(target).filter(|start| *start < at).map(|start| mnemonics(&lines[start..=at]))
+/// Returns the loops of a kernel: what lies between a label and the last jump back to it.
+fn ranges(lines: &[Line]) -> Vec<RangeInclusive<usize>> {
+    let mut labels = BTreeMap::new();
+    let mut ends = BTreeMap::new();
+    for (at, line) in lines.iter().enumerate() {
+        match line {
+            Line::Label(label) => {
+                labels.insert(label, at);
             }
-            _ => None,
+            Line::Instruction(mnemonic, Some(target)) if mnemonic.starts_with("BRA") => {
+                // A label that is not known yet is further down.
+                if let Some(&start) = labels.get(target) {
+                    ends.insert(start, at);
+                }
+            }
+            Line::Instruction(..) => {}
+        }
+    }
+    ends.into_iter().map(|(start, end)| start..=end).collect()
+}
+
+/// Returns the instructions of each loop of each kernel of a disassembled cubin.
+pub(crate) fn loops(text: &str) -> BTreeMap<String, Vec<Vec<String>>> {
+    let of_kernel = |lines: &[Line]| ranges(lines).into_iter().map(|range| mnemonics(&lines[range])).collect();
+    lines(text).into_iter().map(|(name, lines)| (name, of_kernel(&lines))).collect()
+}
+
+/// Returns the instructions of the longest loop of each kernel that has no other one in it.
+pub(crate) fn main_loops(text: &str) -> BTreeMap<String, Vec<String>> {
+    let of_kernel = |lines: &[Line]| {
+        let all = ranges(lines);
+        let contains = |outer: &RangeInclusive<usize>| {
+            all.iter().any(|inner| inner != outer && outer.contains(inner.start()) && outer.contains(inner.end()))
         };
-        lines.iter().enumerate().filter_map(body).collect()
+        let innermost = all.iter().filter(|range| !contains(range));
+        innermost.map(|range| mnemonics(&lines[range.clone()])).max_by_key(Vec::len).unwrap_or_default()
     };
     lines(text).into_iter().map(|(name, lines)| (name, of_kernel(&lines))).collect()
+}
+
+/// Returns the number of bytes that a load from global memory gives a thread; 0 for other instructions.
+pub(crate) fn loaded_bytes(mnemonic: &str) -> u32 {
+    let mut parts = mnemonic.split('.');
+    if !matches!(parts.next(), Some("LDG" | "LDGSTS")) {
+        return 0;
+    }
+    let width = |part: &str| match part {
+        "128" => Some(16),
+        "64" => Some(8),
+        "U16" | "S16" => Some(2),
+        "U8" | "S8" => Some(1),
+        _ => None,
+    };
+    parts.find_map(width).unwrap_or(4)
 }
 
 #[cfg(test)]
@@ -78,5 +120,21 @@ mod tests {
         let found = instructions(text);
         assert_eq!(found["first"], ["LDG.E.128", "HMMA.884.F32.F32.STEP0", "BRA", "EXIT"]);
         assert_eq!(loops(text)["first"], [["HMMA.884.F32.F32.STEP0", "BRA"]]);
+    }
+
+    #[test]
+    fn the_main_loop_has_no_other_one_in_it() {
+        let text = "\t.section\t.text.nested,\"ax\",@progbits\n.L_x_1:\n        /*0010*/  LDS R1, [R2] ;\n.L_x_2:\n\
+                    \x20       /*0020*/  LDG.E.64 R4, [R2] ;\n        /*0030*/  FADD R1, R1, R2 ;\n\
+                    \x20       /*0040*/  @P0 BRA `(.L_x_2) ;\n        /*0050*/  @P0 BRA `(.L_x_2) ;\n\
+                    \x20       /*0060*/  @P1 BRA `(.L_x_1) ;\n        /*0070*/  EXIT ;\n";
+        assert_eq!(loops(text)["nested"].iter().map(Vec::len).collect::<Vec<_>>(), [6, 4]);
+        assert_eq!(main_loops(text)["nested"], ["LDG.E.64", "FADD", "BRA", "BRA"]);
+    }
+
+    #[test]
+    fn loads_have_the_width_of_their_name() {
+        let names = ["LDG.E.128.CONSTANT", "LDGSTS.E.BYPASS.LTC128B.128", "LDG.E.U16", "LDG.E", "LDG.E.64", "LDS.128"];
+        assert_eq!(names.map(loaded_bytes), [16, 16, 2, 4, 8, 0]);
     }
 }

@@ -2,7 +2,9 @@
 //! multiplies by the intended instruction. Needs the packages of `tests/requirements.txt`, but no GPU.
 
 mod code;
+mod figures;
 mod issue;
+mod packed;
 mod residency;
 mod tools;
 
@@ -13,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use octavo_kernels::manifest::{self, Chip, Instance, Target};
-use octavo_kernels::nvrtc::Compiled;
+use octavo_kernels::nvrtc::{Compiled, Nvrtc};
 use octavo_kernels::sources::{self, Source};
 use octavo_kernels::usage::{self, Usage};
 
@@ -50,23 +52,29 @@ fn programs() -> &'static [Program] {
                 jobs.push((chip, source, own));
             }
         }
-        let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-        std::thread::scope(|scope| {
-            for _ in 0..THREADS {
-                scope.spawn(|| {
-                    while let Some((chip, source, instances)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        let text = manifest::program(*source, instances);
-                        let compiled = nvrtc
-                            .compile(source.path, &text, Target::Code(*chip))
-                            .unwrap_or_else(|e| panic!("{} for {}: {e}", source.path, chip.arch()));
-                        let program = Program { chip: *chip, source: *source, instances: instances.clone(), compiled };
-                        done.lock().expect("no panic").push(program);
-                    }
-                });
-            }
-        });
-        done.into_inner().expect("no panic")
+        compile(&nvrtc, jobs.into_iter().map(|(chip, source, own)| (Target::Code(chip), source, own)).collect())
     })
+}
+
+/// Compiles sources with their instances, each for a target, on [`THREADS`] threads.
+fn compile(nvrtc: &Nvrtc, jobs: Vec<(Target, Source, Vec<Instance>)>) -> Vec<Program> {
+    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                while let Some((target, source, instances)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let text = manifest::program(*source, instances);
+                    let compiled = nvrtc
+                        .compile(source.path, &text, *target)
+                        .unwrap_or_else(|e| panic!("{} for {}: {e}", source.path, target.arch()));
+                    let program =
+                        Program { chip: target.chip(), source: *source, instances: instances.clone(), compiled };
+                    done.lock().expect("no panic").push(program);
+                }
+            });
+        }
+    });
+    done.into_inner().expect("no panic")
 }
 
 fn budget_file() -> PathBuf {

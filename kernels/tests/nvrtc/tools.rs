@@ -14,6 +14,7 @@ const FOLDER: &str = "OCTAVO_CUDA_TOOLS";
 const REQUIRED: &str = "OCTAVO_REQUIRE_NVRTC";
 
 const NVRTC: &str = "nvidia/cuda_nvrtc/lib/libnvrtc.so.12";
+const NVRTC_13: &str = "nvidia/cu13/lib/libnvrtc.so.13";
 const NVDISASM: [&str; 2] = ["nvidia/cu13/bin/nvdisasm", "nvidia/cuda_nvdisasm/bin/nvdisasm"];
 const NVDISASM_WITH_SM70: &str = "triton/backends/nvidia/bin/nvdisasm";
 
@@ -39,7 +40,16 @@ fn skipped(what: &str) {
 
 /// Returns the compiler, if it is installed.
 pub(crate) fn nvrtc() -> Option<Nvrtc> {
-    let Some(path) = find(&[NVRTC]) else {
+    open(NVRTC)
+}
+
+/// Returns the compiler of the next major release, if it is installed.
+pub(crate) fn nvrtc_13() -> Option<Nvrtc> {
+    open(NVRTC_13)
+}
+
+fn open(file: &str) -> Option<Nvrtc> {
+    let Some(path) = find(&[file]) else {
         skipped("no NVRTC, so kernels were not compiled for a GPU");
         return None;
     };

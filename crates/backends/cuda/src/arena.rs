@@ -39,8 +39,18 @@ impl Plan {
 
 /// Device memory that is divided into regions: weights and step buffers of a program, or the KV cache.
 pub(crate) struct Arena {
-    memory: DeviceMemory,
+    memory: Memory,
 }
+
+/// Memory of an arena.
+enum Memory {
+    Device(DeviceMemory),
+    /// So many bytes that do not exist: the addresses tell regions apart, and nothing is read or written.
+    Paper(u64),
+}
+
+/// Address of memory that does not exist: aligned, and not 0, which means that there is none.
+const PAPER: u64 = 1 << 40;
 
 impl Arena {
     /// Allocates the arena. `what` names its content in an error.
@@ -49,26 +59,34 @@ impl Arena {
             OUT_OF_MEMORY => BackendError::OutOfMemory { what: what.into(), needed: bytes },
             _ => failed(error),
         };
-        DeviceMemory::new(gpu, bytes).map(|memory| Self { memory }).map_err(out_of_memory)
+        DeviceMemory::new(gpu, bytes).map(|memory| Self { memory: Memory::Device(memory) }).map_err(out_of_memory)
+    }
+
+    /// Returns an arena of memory that does not exist, for launches that are never run.
+    pub(crate) fn on_paper(bytes: u64) -> Self {
+        Self { memory: Memory::Paper(bytes) }
     }
 
     /// Returns the device address of a region.
     pub(crate) fn at(&self, region: Region) -> u64 {
-        debug_assert!(
-            region.offset.saturating_add(region.bytes) <= self.memory.bytes(),
-            "{region:?} is beyond the arena"
-        );
-        self.memory.address() + region.offset
+        debug_assert!(region.offset.saturating_add(region.bytes) <= self.bytes(), "{region:?} is beyond the arena");
+        self.start() + region.offset
     }
 
     /// Returns its device address.
     pub(crate) fn start(&self) -> u64 {
-        self.memory.address()
+        match &self.memory {
+            Memory::Device(memory) => memory.address(),
+            Memory::Paper(_) => PAPER,
+        }
     }
 
     /// Returns its size.
     pub(crate) fn bytes(&self) -> u64 {
-        self.memory.bytes()
+        match &self.memory {
+            Memory::Device(memory) => memory.bytes(),
+            Memory::Paper(bytes) => *bytes,
+        }
     }
 }
 

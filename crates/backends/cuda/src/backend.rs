@@ -35,7 +35,7 @@ pub struct CudaBackend {
 }
 
 /// Returns the default element type for a chip.
-const fn usual_dtype(chip: Chip) -> Dtype {
+pub(crate) const fn usual_dtype(chip: Chip) -> Dtype {
     if chip.has(Dtype::Bf16) { Dtype::Bf16 } else { Dtype::F16 }
 }
 

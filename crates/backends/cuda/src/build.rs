@@ -26,6 +26,12 @@ pub(crate) struct Instances {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KernelId(usize);
 
+impl KernelId {
+    pub(crate) fn index(self) -> usize {
+        self.0
+    }
+}
+
 impl Instances {
     /// Returns the index of an instance and adds it if it is new. The launch with the most shared memory determines its
     /// limit.
@@ -37,6 +43,11 @@ impl Instances {
             None => self.list.push(instance),
         }
         id
+    }
+
+    /// Returns the instances in the order of their indices.
+    pub(crate) fn into_list(self) -> Vec<Instance> {
+        self.list
     }
 
     /// Checks that a device has the shared memory that launches need.

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::build::{Instances, KernelId};
 use crate::forward::Machine;
+use crate::launcher::Launcher;
 use crate::libraries::cublaslt::{WORKSPACE, bucket};
 use crate::linear::{ProductPart, Setting, VECTOR_ROWS, for_rows};
 
@@ -99,7 +100,7 @@ impl Dense {
     }
 }
 
-impl Machine {
+impl<L: Launcher> Machine<L> {
     /// Launches a product with this dense weight.
     pub(crate) fn dense(&self, part: &ProductPart, rows: u32, weight: u64) -> Result<(), BackendError> {
         let chosen = part.dense.choice.way(rows);
@@ -126,8 +127,8 @@ impl Machine {
                 self.skinny(kernel, params)?;
             }
             Way::Library => {
-                let (Some(library), Some((shape, bias))) = (&self.cublaslt, part.library) else { return Ok(false) };
-                return library.run(shape, bucket(rows), &part.operands(weight, bias));
+                let Some((shape, bias)) = part.library else { return Ok(false) };
+                return self.launcher.multiply(shape, bucket(rows), &part.operands(weight, bias));
             }
             Way::Tiles => {
                 let tile = GemmTile::for_rows(rows as usize);
@@ -142,7 +143,7 @@ impl Machine {
     }
 
     fn skinny(&self, kernel: KernelId, linear: LinearParams) -> Result<(), BackendError> {
-        let InputParts { steps, .. } = InputParts::new(linear.n, linear.k, self.gpu.info().processors);
+        let InputParts { steps, .. } = InputParts::new(linear.n, linear.k, self.launcher.processors());
         let (partial, tickets) = self.scratch.parts;
         let params = SkinnyLinearParams { partial, tickets, linear, steps, reserved: 0 };
         self.launch(kernel, params.grid(), &params)

@@ -13,6 +13,7 @@ use octavo_ops::{
 use crate::arena::{Plan, Region};
 use crate::build::{Instances, KernelId};
 use crate::forward::{Machine, Step, some};
+use crate::launcher::Launcher;
 use crate::linear::Setting;
 use crate::lora::LoraStage;
 use crate::lower::{Lowering, Stage};
@@ -254,7 +255,7 @@ impl Lowering<'_> {
     }
 }
 
-impl Machine {
+impl<L: Launcher> Machine<L> {
     /// Launches an op of a mixture of experts, unless it has no rows.
     pub(crate) fn experts(&self, stage: &ExpertStage, step: &Step<'_>) -> Result<(), BackendError> {
         let tokens = step.rows(Rows::Tokens);

@@ -1,7 +1,6 @@
 //! The launches of a step.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use octavo_kernels::manifest::Dtype;
 use octavo_kernels::params::{
@@ -11,10 +10,12 @@ use octavo_kernels::params::{
 use octavo_kernels::plan::decode_columns;
 use octavo_ops::{BackendError, EmbedIds, Rows};
 
-use crate::build::{KernelId, Kernels};
-use crate::driver::Gpu;
+use crate::arena::Arena;
+use crate::build::KernelId;
 use crate::float8::Scaling;
-use crate::libraries::cublaslt::CublasLt;
+use crate::launcher::{Device, Launcher};
+use crate::layout::Layout;
+use crate::linear::ProductPart;
 use crate::lora::Adapters;
 use crate::lower::{Attention, CacheLayer, Stage};
 use crate::media::MediaRows;
@@ -22,10 +23,8 @@ use crate::step::StepShape;
 use crate::tables::TablesAt;
 
 /// A program that is ready to launch.
-pub(crate) struct Machine {
-    pub(crate) gpu: Arc<Gpu>,
-    pub(crate) kernels: Kernels,
-    pub(crate) cublaslt: Option<CublasLt>,
+pub(crate) struct Machine<L = Device> {
+    pub(crate) launcher: L,
     pub(crate) stages: Vec<Stage>,
     pub(crate) scratch: Scratch,
     /// Element type of activations.
@@ -45,6 +44,18 @@ pub(crate) struct Scratch {
     pub(crate) rounded: (u64, u64),
     /// Sums of the parts of products whose inputs are divided, and the tickets of their tiles.
     pub(crate) parts: (u64, u64),
+}
+
+impl Scratch {
+    /// Returns the addresses of a layout's regions.
+    pub(crate) fn new(arena: &Arena, layout: &Layout) -> Self {
+        let (codes, scales) = layout.rounded;
+        Self {
+            values: arena.at(layout.values),
+            rounded: (arena.at(codes), arena.at(scales)),
+            parts: (arena.at(layout.workspace), arena.at(layout.part_tickets)),
+        }
+    }
 }
 
 /// Blocks of a KV group.
@@ -111,16 +122,10 @@ impl Step<'_> {
 }
 
 impl Machine {
-    /// Launches a kernel with its maximum of shared memory.
-    pub(crate) fn launch<P: Params>(&self, id: KernelId, grid: [u32; 3], params: &P) -> Result<(), BackendError> {
-        let kernel = self.kernels.get(id);
-        Ok(self.gpu.launch(kernel, grid, kernel.shared, params)?)
-    }
-
     /// Lets cuBLASLt plan every product of steps with at most the given number of rows of each kind. `scalings` are those of
     /// FP8 weights, by the address of the scales.
     pub(crate) fn plan_products(&mut self, most: impl Fn(Rows) -> usize, scalings: &HashMap<u64, Scaling>) {
-        let Some(library) = &mut self.cublaslt else { return };
+        let Some(library) = &mut self.launcher.cublaslt else { return };
         for stage in &mut self.stages {
             let Stage::Product { product, rows: of } = stage else { continue };
             let most = most(*of) as u32;
@@ -131,14 +136,27 @@ impl Machine {
             tracing::warn!("products: cuBLASLt does not do {refused} of {products}, which our own kernels do");
         }
     }
+}
+
+impl<L: Launcher> Machine<L> {
+    /// Launches a kernel with its maximum of shared memory.
+    pub(crate) fn launch<P: Params + 'static>(
+        &self,
+        id: KernelId,
+        grid: [u32; 3],
+        params: &P,
+    ) -> Result<(), BackendError> {
+        self.launcher.launch(id, grid, None, params)
+    }
 
     /// Returns for each matrix of FP8 weights whose inputs may be rounded to FP8 whether those of the given number of rows of each
     /// kind are.
     pub(crate) fn fp8_products(&self, most: impl Fn(Rows) -> usize) -> Vec<bool> {
         let of_stage = |stage: &Stage| match stage {
             Stage::Product { product, rows } => {
-                let (library, most) = (self.cublaslt.as_ref(), most(*rows) as u32);
-                product.parts.iter().filter_map(|part| part.rounds_to_fp8(library, most, &self.scratch)).collect()
+                let most = most(*rows) as u32;
+                let rounds = |part: &ProductPart| part.rounds_to_fp8(&self.launcher, most, &self.scratch);
+                product.parts.iter().filter_map(rounds).collect()
             }
             _ => Vec::new(),
         };
@@ -151,7 +169,7 @@ impl Machine {
     }
 
     /// Launches one op, unless it has no rows.
-    fn stage(&self, stage: &Stage, step: &Step<'_>) -> Result<(), BackendError> {
+    pub(crate) fn stage(&self, stage: &Stage, step: &Step<'_>) -> Result<(), BackendError> {
         let tokens = step.shape.tokens as u32;
         match stage {
             Stage::Embed { kernel, params, ids } => {
@@ -162,12 +180,12 @@ impl Machine {
             Stage::EmbedQuantised { kernel, params } => {
                 let row_ids = step.at(step.shape.token_ids());
                 let params = DequantizeParams { row_ids, rows: tokens, ..*params };
-                some(tokens, || self.launch(*kernel, params.grid(self.kernels.get(*kernel).threads), &params))
+                some(tokens, || self.launch(*kernel, params.grid(self.launcher.threads(*kernel)), &params))
             }
             Stage::Norm { kernel, params, rows } => {
                 let params = NormParams { rows: step.rows(*rows), ..*params };
                 let shared = NormParams::dynamic_shared(params.cols as usize) as u32;
-                some(params.rows, || Ok(self.gpu.launch(self.kernels.get(*kernel), params.grid(), shared, &params)?))
+                some(params.rows, || self.launcher.launch(*kernel, params.grid(), Some(shared), &params))
             }
             Stage::Product { product, rows } => {
                 let rows = step.rows(*rows);
@@ -177,7 +195,7 @@ impl Machine {
             Stage::Attention { attention, cache } => some(tokens, || self.attention(attention, *cache, step)),
             Stage::Glu { kernel, params, rows } => {
                 let params = GluParams { rows: step.rows(*rows), ..*params };
-                let threads = self.kernels.get(*kernel).threads;
+                let threads = self.launcher.threads(*kernel);
                 some(params.rows, || self.launch(*kernel, params.grid(threads), &params))
             }
             Stage::Gather { kernel, params, rows } => {
@@ -249,7 +267,7 @@ impl Machine {
                 if shape.splits > 0 {
                     let filled = fill(&params.attention, shape.decode_plan());
                     let params = PagedDecodeParams { attention: filled, ..*params };
-                    let (processors, rows) = (self.gpu.info().processors, params.rows(*head_tile));
+                    let (processors, rows) = (self.launcher.processors(), params.rows(*head_tile));
                     let columns = decode_columns(rows, *resident, processors, shape.splits as u32);
                     self.launch(*decode, params.grid(*head_tile, columns), &params)?;
                 }

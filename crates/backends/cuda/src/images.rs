@@ -10,6 +10,7 @@ use octavo_ops::{
 
 use crate::build::KernelId;
 use crate::forward::{Machine, Step, some};
+use crate::launcher::Launcher;
 use crate::lower::{Attention, Lowering, Stage, activation};
 use crate::unsupported;
 
@@ -136,7 +137,7 @@ fn on_both_sides(window: Option<usize>) -> (u32, u32) {
     side.zip(whole).map_or((0, u32::MAX), |(side, whole)| (whole, side))
 }
 
-impl Machine {
+impl<L: Launcher> Machine<L> {
     /// Launches an op of images, unless it has no rows.
     pub(crate) fn image(&self, stage: &ImageStage, step: &Step<'_>) -> Result<(), BackendError> {
         let shape = &step.shape;
@@ -159,11 +160,11 @@ impl Machine {
             }
             ImageStage::Act { kernel, params, rows } => {
                 let params = ActParams { rows: step.rows(*rows), ..*params };
-                let threads = self.kernels.get(*kernel).threads;
+                let threads = self.launcher.threads(*kernel);
                 some(params.rows, || self.launch(*kernel, params.grid(threads), &params))
             }
             ImageStage::Concatenate { out, input, row_bytes } => {
-                Ok(self.gpu.copy(*out, *input, shape.merged as u64 * row_bytes)?)
+                self.launcher.copy(*out, *input, shape.merged as u64 * row_bytes)
             }
             ImageStage::Mean { kernel, params } => {
                 let params = MeanRowsParams { rows: shape.merged as u32, ..*params };

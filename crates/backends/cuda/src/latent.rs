@@ -7,6 +7,7 @@ use octavo_ops::{BackendError, HeadLinear, LatentPost, RopeStyle, Rows};
 use crate::build::KernelId;
 use crate::experts::{ExpertKernel, ExpertPart, Tiling};
 use crate::forward::{Machine, Step, some};
+use crate::launcher::Launcher;
 use crate::lower::{CacheLayer, Lowering, Stage};
 use crate::unsupported;
 
@@ -80,7 +81,7 @@ impl Lowering<'_> {
     }
 }
 
-impl Machine {
+impl<L: Launcher> Machine<L> {
     /// Launches an op of latent attention, unless it has no rows.
     pub(crate) fn latent(&self, stage: &LatentStage, step: &Step<'_>) -> Result<(), BackendError> {
         let tokens = step.rows(Rows::Tokens);

@@ -32,6 +32,7 @@ mod float8;
 mod forward;
 mod images;
 mod latent;
+mod launcher;
 mod layout;
 mod libraries;
 mod linear;
@@ -42,6 +43,7 @@ mod media;
 mod model;
 mod pack;
 mod peaks;
+mod predict;
 mod probe;
 mod sample;
 mod staged;
@@ -62,6 +64,7 @@ pub use driver::{DeviceInfo, DriverError, Unavailable};
 pub use libraries::{Candidate, LibraryKind, OLDEST_CHIP, Unfit, Version, fits, named_folders};
 pub use octavo_kernels::manifest::{CacheType, Chip, Dtype, PACKED, Target};
 pub use pack::{KernelPack, PackError, PackMade, PackOrder, PackUnfit, build_pack};
+pub use predict::{CORRECTED_BY, Cause, ChipModel, KernelPrediction, Loss, Predictor, StepPrediction};
 pub use probe::{Found, Report, probe};
 
 /// Name of the backend for display and errors.

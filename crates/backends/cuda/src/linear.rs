@@ -11,6 +11,7 @@ use crate::build::{Instances, KernelId};
 use crate::dense::Dense;
 use crate::float8::Scaling;
 use crate::forward::{Machine, Scratch};
+use crate::launcher::Launcher;
 use crate::libraries::cublaslt::{
     CublasLt, LEAST_ALIGNMENT, Operands, Shape, USUAL_ALIGNMENT, alignment_of, bucket, buckets,
 };
@@ -212,7 +213,8 @@ impl ProductPart {
                     library.prepare(apart.shape, rows, Some(&apart.operands(0)));
                 });
             }
-            let in_fp8 = self.fp8_way(library, rows, scratch).is_some();
+            let supports = |shape, rows| library.supports(shape, rows);
+            let in_fp8 = self.fp8_way(supports, rows, scratch).is_some();
             if let Some((shape, operands)) = self.for_library(scratch.values).filter(|_| !in_fp8) {
                 library.prepare(shape, rows, Some(&operands));
             }
@@ -245,20 +247,21 @@ impl ProductPart {
     }
 
     /// Returns how cuBLASLt multiplies so many rows in FP8; `None` if it does not.
-    fn fp8_way(&self, library: &CublasLt, rows: u32, scratch: &Scratch) -> Option<Fp8Way> {
+    fn fp8_way(&self, supports: impl Fn(Shape, u32) -> bool, rows: u32, scratch: &Scratch) -> Option<Fp8Way> {
         let (shape, operands, rounding) = self.fp8_by_library(rows, scratch)?;
-        if library.supports(shape, bucket(rows)) {
+        if supports(shape, bucket(rows)) {
             return Some(Fp8Way::Scaled { shape, operands, rounding });
         }
         let apart = self.fp8_apart(rows, scratch)?;
-        let supported = apart.chunks(rows).all(|(_, count)| library.supports(apart.shape, bucket(count)));
+        let supported = apart.chunks(rows).all(|(_, count)| supports(apart.shape, bucket(count)));
         supported.then_some(Fp8Way::Apart { apart, rounding })
     }
 
     /// Returns whether an input of so many rows is rounded to FP8; `None` if no input may be.
-    pub(crate) fn rounds_to_fp8(&self, library: Option<&CublasLt>, rows: u32, scratch: &Scratch) -> Option<bool> {
+    pub(crate) fn rounds_to_fp8(&self, launcher: &impl Launcher, rows: u32, scratch: &Scratch) -> Option<bool> {
         let quant = self.quant.as_ref().filter(|quant| quant.fp8.is_some() || quant.fp8_library.is_some())?;
-        let by_library = || library.is_some_and(|library| self.fp8_way(library, rows, scratch).is_some());
+        let supports = |shape, rows| launcher.supports(shape, rows);
+        let by_library = || self.fp8_way(supports, rows, scratch).is_some();
         Some(rows > MOST_TILED_ROWS && (quant.fp8.is_some() || by_library()))
     }
 }
@@ -381,7 +384,7 @@ pub(crate) fn for_rows<K: Copy>(kernels: &[(u32, K)], rows: u32) -> Option<K> {
     kernels.iter().find(|(most, _)| rows <= *most).map(|(_, kernel)| *kernel)
 }
 
-impl Machine {
+impl<L: Launcher> Machine<L> {
     /// Launches a product on this number of rows.
     pub(crate) fn product(&self, product: &Product, rows: u32) -> Result<(), BackendError> {
         // How the scratch memory has the input, which the parts of a fused weight share.
@@ -421,19 +424,19 @@ impl Machine {
         rows: u32,
         rounded: &mut Option<Rounding>,
     ) -> Result<bool, BackendError> {
-        let Some(library) = &self.cublaslt else { return Ok(false) };
-        match part.fp8_way(library, rows, &self.scratch) {
+        let supports = |shape, rows| self.launcher.supports(shape, rows);
+        match part.fp8_way(supports, rows, &self.scratch) {
             None => Ok(false),
             Some(Fp8Way::Scaled { shape, operands, rounding }) => {
                 self.round(part, rounding, rows, rounded)?;
-                library.run(shape, bucket(rows), &operands)
+                self.launcher.multiply(shape, bucket(rows), &operands)
             }
             Some(Fp8Way::Apart { apart, rounding }) => {
                 self.round(part, rounding, rows, rounded)?;
                 for chunk in apart.chunks(rows) {
-                    library.run(apart.shape, bucket(chunk.1), &apart.operands(chunk.0))?;
+                    self.launcher.multiply(apart.shape, bucket(chunk.1), &apart.operands(chunk.0))?;
                     let params = apart.finish(&part.params, part.out, chunk);
-                    let threads = self.kernels.get(apart.kernel).threads;
+                    let threads = self.launcher.threads(apart.kernel);
                     self.launch(apart.kernel, params.column_grid(threads), &params)?;
                 }
                 Ok(true)
@@ -456,7 +459,7 @@ impl Machine {
             let params = QuantizeParams { input, codes, scales, m: rows, k, stride: bucket(rows), reserved: 0 };
             match rounding {
                 Rounding::Blocks(kernel) | Rounding::Groups(kernel) => {
-                    self.launch(kernel, params.grid(self.kernels.get(kernel).threads), &params)?;
+                    self.launch(kernel, params.grid(self.launcher.threads(kernel)), &params)?;
                 }
                 Rounding::Rows(kernel) => self.launch(kernel, params.row_grid(), &params)?,
             }
@@ -478,7 +481,7 @@ impl Machine {
             scale: 1.0,
         };
         // Rows are counted in the grid's second dimension, which has 16 bits.
-        let threads = self.kernels.get(quant.dequantize).threads;
+        let threads = self.launcher.threads(quant.dequantize);
         self.launch(quant.dequantize, params.grid(threads), &params)
     }
 }

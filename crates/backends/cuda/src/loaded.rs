@@ -12,6 +12,7 @@ use crate::driver::{Gpu, Pinned};
 use crate::dummy::Fill;
 use crate::float8::Scaling;
 use crate::forward::{Machine, Scratch};
+use crate::launcher::Device;
 use crate::layout::{Layout, Limits, RopeTables, kv_groups};
 use crate::libraries::cublaslt::CublasLt;
 use crate::libraries::{LibraryKind, Places, Version, ranked};
@@ -155,23 +156,16 @@ impl Loaded {
         let kernels = builder.build(&lowering.instances)?;
         let fill = Fill::new(&builder, dtype, program, source)?;
         let scalings = load_weights(opened, program, &layout, &arena, (source, fill.as_ref()), progress)?;
-        let (codes, scales) = layout.rounded;
         let mut machine = Machine {
-            gpu: gpu.clone(),
-            kernels,
-            cublaslt: opened.cublaslt(arena.at(layout.workspace)),
+            launcher: Device { gpu: gpu.clone(), kernels, cublaslt: opened.cublaslt(arena.at(layout.workspace)) },
             stages,
-            scratch: Scratch {
-                values: arena.at(layout.values),
-                rounded: (arena.at(codes), arena.at(scales)),
-                parts: (arena.at(layout.workspace), arena.at(layout.part_tickets)),
-            },
+            scratch: Scratch::new(&arena, &layout),
             dtype,
             element: dtype.bytes() as u64,
             kv_element: setting.cache.bytes(dtype) as u64,
         };
         machine.plan_products(|rows| limits.most(program, rows), &scalings);
-        if let Some(file) = TuningFile::of(opened, machine.cublaslt.as_ref()) {
+        if let Some(file) = TuningFile::of(opened, machine.launcher.cublaslt.as_ref()) {
             machine.tune(&file, |rows| limits.most(program, rows))?;
         }
         let in_fp8 = machine.fp8_products(|rows| limits.most(program, rows));

@@ -133,7 +133,7 @@ impl Model {
     }
 
     pub(crate) fn memory_bytes(&self) -> u64 {
-        self.loaded.machine.gpu.info().memory
+        self.loaded.machine.launcher.gpu.info().memory
     }
 
     /// Returns whether products of the largest steps round their input to FP8.
@@ -164,13 +164,13 @@ impl Model {
         self.caches.clear();
         self.cache_size = (0, 0);
         self.kv = None;
-        let arena = Arena::new(&machine.gpu, plan.bytes(), "the KV cache")?;
+        let arena = Arena::new(&machine.launcher.gpu, plan.bytes(), "the KV cache")?;
         let address = arena.at(region);
-        machine.gpu.zero(address, region.bytes)?;
+        machine.launcher.gpu.zero(address, region.bytes)?;
         self.caches.resize(groups.len(), Cache { address, block_elements, blocks });
         self.cache_size = (KV_BLOCK, blocks);
         self.kv = Some(arena);
-        Ok(machine.gpu.synchronize()?)
+        Ok(machine.launcher.gpu.synchronize()?)
     }
 
     /// Returns the size in bytes of a row of the media cache.
@@ -182,7 +182,7 @@ impl Model {
     pub(crate) fn allocate_media(&mut self, rows: usize) -> Result<(), BackendError> {
         self.media = MediaCache::default();
         let columns = self.loaded.program.media_columns();
-        self.media = MediaCache::new(&self.loaded.machine.gpu, rows, columns, self.media_row_bytes())?;
+        self.media = MediaCache::new(&self.loaded.machine.launcher.gpu, rows, columns, self.media_row_bytes())?;
         Ok(())
     }
 
@@ -194,7 +194,7 @@ impl Model {
 
     /// Returns rows of the media cache; a word holds two elements of 16 bits.
     pub(crate) fn media(&self, rows: &[u32]) -> Result<Vec<u32>, BackendError> {
-        self.media.read(&self.loaded.machine.gpu, rows)
+        self.media.read(&self.loaded.machine.launcher.gpu, rows)
     }
 
     /// Allocates empty slots for adapters. Steps have to be recorded again.
@@ -207,7 +207,7 @@ impl Model {
         self.graphs.clear();
         self.adapters = None;
         let plan = AdapterPlan::new(program, machine.dtype, (slots, rank), limits.tokens);
-        self.adapters = Some(Adapters::new(&machine.gpu, machine.dtype, plan)?);
+        self.adapters = Some(Adapters::new(&machine.launcher.gpu, machine.dtype, plan)?);
         Ok(())
     }
 
@@ -233,23 +233,11 @@ impl Model {
             return Ok(());
         }
         let limits = self.loaded.limits;
-        let most = limits.sequences.min(limits.tokens).min(limits.rows);
-        let mut sizes: Vec<_> = GRAPH_SEQUENCES.into_iter().filter(|&size| size < most).collect();
-        sizes.push(most.min(GRAPH_SEQUENCES[GRAPH_SEQUENCES.len() - 1]));
+        let sizes = graph_sizes(&limits);
         let slots = self.adapters.as_ref().map_or(0, Adapters::slots);
         self.graphs.clear();
         for &sequences in sizes.iter().rev() {
-            let base = StepShape {
-                tokens: sequences,
-                sequences,
-                sampled: sequences,
-                splits: if self.plans == Plans::Sequences { limits.splits(sequences) } else { 0 },
-                tiles: 0,
-                pooled: 0,
-                media: 0,
-                adapted: [Adapted::default(); 2],
-                ..limits.largest_step(&self.loaded.program)
-            };
+            let base = recorded_shape(&self.loaded.program, &limits, self.plans, sequences);
             let most = Adapted { rows: sequences, tiles: most_tiles(sequences, slots) };
             let adapted = (slots > 0).then_some(StepShape { adapted: [most; 2], ..base });
             for shape in [Some(base), adapted].into_iter().flatten() {
@@ -257,11 +245,12 @@ impl Model {
                 let (machine, step) = (&self.loaded.machine, self.step(shape));
                 // The step runs once first, because initialisation by a kernel or a library must not be part of the graph.
                 machine.run(&step)?;
-                machine.gpu.synchronize()?;
-                let graph = machine.gpu.capture(|| machine.run(&step))?;
+                machine.launcher.gpu.synchronize()?;
+                let graph = machine.launcher.gpu.capture(|| machine.run(&step))?;
                 self.graphs.insert(0, Recorded { shape, graph });
             }
         }
+        let most = sizes.last().copied().unwrap_or(0);
         tracing::info!("graphs: decode steps of {} sizes are recorded, up to {most} sequences", sizes.len());
         Ok(())
     }
@@ -364,7 +353,7 @@ impl Model {
         let elements = program.buffers[id.0].cols * self.last.1;
         // A classifier may have an odd number of scores. The buffer has an even number of rows.
         self.hidden.resize((elements * machine.element as usize).div_ceil(size_of::<u32>()), 0);
-        machine.gpu.download(&mut self.hidden, arena.at(layout.buffers[id.0]))?;
+        machine.launcher.gpu.download(&mut self.hidden, arena.at(layout.buffers[id.0]))?;
         Ok((&self.hidden, elements))
     }
 
@@ -373,7 +362,7 @@ impl Model {
         let Some(id) = logits_buffer(program) else { return Ok(Vec::new()) };
         let stride = logits_stride(program.vocab_size) as usize;
         let mut words = vec![0; self.last.0 * stride];
-        machine.gpu.download(&mut words, arena.at(layout.buffers[id.0]))?;
+        machine.launcher.gpu.download(&mut words, arena.at(layout.buffers[id.0]))?;
         let rows = words.chunks_exact(stride).map(|row| &row[..program.vocab_size]);
         Ok(rows.flatten().map(|&word| f32::from_bits(word)).collect())
     }
@@ -387,9 +376,32 @@ impl Model {
                 return Err(failed(format!("cannot copy block {from} to {to}: there are {} blocks", cache.blocks)));
             }
             let [from, to] = [from, to].map(|block| cache.address + u64::from(block) * bytes);
-            machine.gpu.copy(to, from, bytes)?;
+            machine.launcher.gpu.copy(to, from, bytes)?;
         }
         Ok(())
+    }
+}
+
+/// Returns the numbers of sequences for which decode steps are recorded, ascending.
+pub(crate) fn graph_sizes(limits: &Limits) -> Vec<usize> {
+    let most = limits.sequences.min(limits.tokens).min(limits.rows);
+    let mut sizes: Vec<_> = GRAPH_SEQUENCES.into_iter().filter(|&size| size < most).collect();
+    sizes.push(most.min(GRAPH_SEQUENCES[GRAPH_SEQUENCES.len() - 1]));
+    sizes
+}
+
+/// Returns the shape of a recorded step of so many sequences without adapters.
+pub(crate) fn recorded_shape(program: &Program, limits: &Limits, plans: Plans, sequences: usize) -> StepShape {
+    StepShape {
+        tokens: sequences,
+        sequences,
+        sampled: sequences,
+        splits: if plans == Plans::Sequences { limits.splits(sequences) } else { 0 },
+        tiles: 0,
+        pooled: 0,
+        media: 0,
+        adapted: [Adapted::default(); 2],
+        ..limits.largest_step(program)
     }
 }
 

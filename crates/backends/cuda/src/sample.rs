@@ -255,10 +255,15 @@ impl Sampling {
             output: arena.at(regions.output),
             vocab,
             lists: Lists::default(),
-            counts: Counts::new(&machine.gpu, regions.counts_room, counts_at, kernels.map(|kernels| kernels.counts))?,
+            counts: Counts::new(
+                &machine.launcher.gpu,
+                regions.counts_room,
+                counts_at,
+                kernels.map(|kernels| kernels.counts),
+            )?,
             counts_on_host: Vec::new(),
             sampler: Sampler::new(),
-            slots: [Slot::new(&machine.gpu, regions)?, Slot::new(&machine.gpu, regions)?],
+            slots: [Slot::new(&machine.launcher.gpu, regions)?, Slot::new(&machine.launcher.gpu, regions)?],
             next: 0,
             under_way: 0,
             step_time: None,
@@ -299,7 +304,7 @@ impl Sampling {
         if launched.is_err() {
             // Launched work may use the slot's memory, which the next step gets. If waiting fails too, nothing runs any
             // more.
-            let _ = machine.gpu.synchronize();
+            let _ = machine.launcher.gpu.synchronize();
         }
         launched?;
         self.drawn = batch.rows.len();
@@ -327,7 +332,7 @@ impl Sampling {
             self.draw_on_host(machine, batch)?;
             let slot = &mut self.slots[self.next];
             let words = slot.words();
-            machine.gpu.fetch(&mut slot.output, words, self.output)?;
+            machine.launcher.gpu.fetch(&mut slot.output, words, self.output)?;
         }
         Ok(self.slots[self.next].sampling.end.record()?)
     }
@@ -340,7 +345,7 @@ impl Sampling {
             let asked = &batch.rows[index];
             let Some(pending) = asked.pending.filter(|_| row.flags & SAMPLING_PADDING != 0) else { continue };
             let mut token = [0];
-            machine.gpu.download(&mut token, self.output + u64::from(pending) * size_of::<u32>() as u64)?;
+            machine.launcher.gpu.download(&mut token, self.output + u64::from(pending) * size_of::<u32>() as u64)?;
             let mut counts = asked.counts.cloned().unwrap_or_default();
             counts.push(token[0]);
             self.counts_on_host.push((index, counts));
@@ -392,7 +397,7 @@ impl Sampling {
             slot.input[start..end].copy_from_slice(array);
             if array.is_empty() { 0 } else { self.input + (start * size_of::<u32>()) as u64 }
         });
-        machine.gpu.upload(self.input, &slot.input, end)?;
+        machine.launcher.gpu.upload(self.input, &slot.input, end)?;
         let [bias_ids, bias_values, forbidden_ids, listed_ids, masks] = arrays;
         let [count_ids, count_times] = self.counts.arrays();
         let output = |words: usize| self.output + (words * size_of::<u32>()) as u64;
@@ -430,14 +435,14 @@ impl Sampling {
         for (index, _) in rows {
             let mut words = vec![0; self.vocab];
             let row = index as u64 * logits_stride(self.vocab) * size_of::<f32>() as u64;
-            machine.gpu.download(&mut words, self.logits + row)?;
+            machine.launcher.gpu.download(&mut words, self.logits + row)?;
             let logits: Vec<f32> = words.into_iter().map(f32::from_bits).collect();
             let mut asked = batch.rows[index];
             if let Some((_, counts)) = self.counts_on_host.iter().find(|(of, _)| *of == index) {
                 asked.counts = Some(counts);
             }
             let token = self.sampler.sample(&logits, &asked);
-            machine.gpu.write(self.output + (index * size_of::<u32>()) as u64, &[token.id])?;
+            machine.launcher.gpu.write(self.output + (index * size_of::<u32>()) as u64, &[token.id])?;
             slot.on_host.push((index, token));
         }
         Ok(())

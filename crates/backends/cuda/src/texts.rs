@@ -6,6 +6,7 @@ use octavo_ops::{BackendError, Op, PoolKind, PoolRows, Program, StepBatch};
 
 use crate::build::KernelId;
 use crate::forward::{Cache, Machine, Step, some};
+use crate::launcher::Launcher;
 use crate::loaded::Loaded;
 use crate::lower::{Lowering, Stage, block_elements};
 
@@ -63,7 +64,7 @@ impl Lowering<'_> {
     }
 }
 
-impl Machine {
+impl<L: Launcher> Machine<L> {
     /// Reduces rows, unless none are returned.
     pub(crate) fn pool_rows(
         &self,
@@ -73,7 +74,7 @@ impl Machine {
     ) -> Result<(), BackendError> {
         let (row_index, lens) = (step.at(step.shape.pooled_rows()), step.at(step.shape.pooled_lens()));
         let params = PoolRowsParams { row_index, lens, count: step.shape.pooled as u32, ..*params };
-        let threads = self.kernels.get(kernel).threads;
+        let threads = self.launcher.threads(kernel);
         some(params.count, || self.launch(kernel, params.grid(threads), &params))
     }
 }

@@ -176,7 +176,7 @@ impl Machine {
         if !run()? {
             return Ok(None);
         }
-        let (begin, end) = (Event::timed(&self.gpu)?, Event::timed(&self.gpu)?);
+        let (begin, end) = (Event::timed(&self.launcher.gpu)?, Event::timed(&self.launcher.gpu)?);
         let mut least = Duration::MAX;
         for _ in 0..MEASUREMENTS {
             begin.record()?;

@@ -13,7 +13,7 @@ use octavo_ops::sampling::{SampleBatch, SampleParams, SampleRow, SampledToken};
 use octavo_ops::{Backend, BackendError, Program, StepBatch};
 
 pub use layout::StepLayout;
-pub use report::{BoundSeconds, Bounds, Figures, Limits, RooflineReport, table};
+pub use report::{BoundSeconds, Bounds, Figures, Limits, RooflineReport, milliseconds, table};
 
 /// Repetitions of a step, at least; the median counts.
 pub const FEWEST: usize = 5;
@@ -64,6 +64,14 @@ impl Step {
         }
     }
 
+    /// Its kind and sizes, for people: `decode 32 x 1024`.
+    pub fn name(self) -> String {
+        match self {
+            Self::Decode { sequences, context } => format!("decode {sequences} x {context}"),
+            Self::Prefill { tokens } => format!("prefill {tokens}"),
+        }
+    }
+
     /// Tokens that are computed.
     pub const fn tokens(self) -> usize {
         match self {
@@ -87,6 +95,34 @@ impl RooflineConfig {
     pub fn blocks(&self, step: Step, groups: usize) -> usize {
         let (sequences, tokens) = step.extent();
         1 + sequences * groups * tokens.div_ceil(self.block_size.max(1))
+    }
+
+    fn layout(&self, program: &Program, tokens: usize) -> StepLayout {
+        let block_size = self.block_size.max(1);
+        StepLayout {
+            groups: program.kv_groups.len(),
+            streams: program.position_streams(),
+            block_size,
+            blocks_each: tokens.div_ceil(block_size),
+            vocab_size: program.vocab_size,
+        }
+    }
+
+    /// The batches of a step of a program: one, or the chunks of a prompt.
+    pub fn batches(&self, program: &Program, step: Step) -> Vec<StepBatch> {
+        match step {
+            Step::Decode { sequences, context } => {
+                vec![self.layout(program, context).batch(sequences, context - 1, 1)]
+            }
+            Step::Prefill { tokens } => self.chunks(&self.layout(program, tokens), tokens),
+        }
+    }
+
+    /// A prompt of the first sequence, in steps of the budget.
+    fn chunks(&self, layout: &StepLayout, tokens: usize) -> Vec<StepBatch> {
+        let budget = self.max_num_batched_tokens.max(1);
+        let starts = (0..tokens).step_by(budget);
+        starts.map(|start| layout.batch(1, start, budget.min(tokens - start))).collect()
     }
 }
 
@@ -142,37 +178,11 @@ impl<'a> RooflineBench<'a> {
     /// # Errors
     /// The backend fails.
     pub fn measure(&mut self, step: Step) -> Result<StepTime, BackendError> {
-        let batches = self.batches(step);
+        let batches = self.config.batches(self.program, step);
         let (cost, bound) = price(self.program, &batches, self.backend.device_profile().elements, self.bounds);
         let needed = self.config.blocks(step, self.program.kv_groups.len());
         let seconds = if needed <= self.blocks { Some(self.repeat(step, &batches)?) } else { None };
         Ok(StepTime { step, seconds, cost, bound })
-    }
-
-    fn layout(&self, tokens: usize) -> StepLayout {
-        let block_size = self.config.block_size.max(1);
-        StepLayout {
-            groups: self.program.kv_groups.len(),
-            streams: self.program.position_streams(),
-            block_size,
-            blocks_each: tokens.div_ceil(block_size),
-            vocab_size: self.program.vocab_size,
-        }
-    }
-
-    /// The batches of a step: one, or the chunks of a prompt.
-    fn batches(&self, step: Step) -> Vec<StepBatch> {
-        match step {
-            Step::Decode { sequences, context } => vec![self.layout(context).batch(sequences, context - 1, 1)],
-            Step::Prefill { tokens } => self.chunks(&self.layout(tokens), tokens),
-        }
-    }
-
-    /// A prompt of the first sequence, in steps of the budget.
-    fn chunks(&self, layout: &StepLayout, tokens: usize) -> Vec<StepBatch> {
-        let budget = self.config.max_num_batched_tokens.max(1);
-        let starts = (0..tokens).step_by(budget);
-        starts.map(|start| layout.batch(1, start, budget.min(tokens - start))).collect()
     }
 
     /// Median and shortest time of a step, in seconds.
@@ -192,9 +202,9 @@ impl<'a> RooflineBench<'a> {
     /// Gives every sequence of a decode step the keys and values of a prompt: computed once, and copied.
     fn fill(&mut self, step: Step) -> Result<(), BackendError> {
         let Step::Decode { sequences, context } = step else { return Ok(()) };
-        let layout = self.layout(context);
+        let layout = self.config.layout(self.program, context);
         debug_assert!(layout.blocks(sequences) <= self.blocks);
-        let prompt = self.chunks(&layout, context);
+        let prompt = self.config.chunks(&layout, context);
         self.run(&prompt)?;
         for sequence in 1..sequences {
             let indices = 0..layout.groups * layout.blocks_each;

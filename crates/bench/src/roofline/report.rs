@@ -140,7 +140,7 @@ fn dash() -> String {
 }
 
 /// Seconds as milliseconds with four digits.
-fn milliseconds(seconds: f64) -> String {
+pub fn milliseconds(seconds: f64) -> String {
     let milliseconds = 1e3 * seconds;
     let digits = if milliseconds < 1.0 {
         4
@@ -190,6 +190,18 @@ pub fn table(names: usize, heads: &[&str], rows: &[Vec<String>]) -> String {
     out
 }
 
+impl Step {
+    /// Its kind and sizes, for programs.
+    pub fn json(self) -> Value {
+        match self {
+            Self::Decode { sequences, context } => {
+                json!({"kind": "decode", "sequences": sequences, "context": context})
+            }
+            Self::Prefill { tokens } => json!({"kind": "prefill", "tokens": tokens}),
+        }
+    }
+}
+
 /// A measured step with its figures.
 struct StepRow<'a> {
     time: &'a StepTime,
@@ -234,10 +246,7 @@ impl RooflineReport {
 
 impl StepRow<'_> {
     fn cells(&self) -> Vec<String> {
-        let name = match self.time.step {
-            Step::Decode { sequences, context } => format!("decode {sequences} x {context}"),
-            Step::Prefill { tokens } => format!("prefill {tokens}"),
-        };
+        let name = self.time.step.name();
         let Some((figures, least)) = &self.figures else {
             return vec![format!("{name}: does not fit the KV cache")];
         };
@@ -247,12 +256,7 @@ impl StepRow<'_> {
     }
 
     fn json(&self) -> Value {
-        let mut value = match self.time.step {
-            Step::Decode { sequences, context } => {
-                json!({"kind": "decode", "sequences": sequences, "context": context})
-            }
-            Step::Prefill { tokens } => json!({"kind": "prefill", "tokens": tokens}),
-        };
+        let mut value = self.time.step.json();
         let cost = &self.time.cost;
         value["activation_bytes"] = cost.activation_bytes.into();
         value["weight_bytes"] = cost.weight_bytes.into();

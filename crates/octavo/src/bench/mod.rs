@@ -5,6 +5,7 @@ mod dataset;
 mod kernels;
 mod limits;
 mod offline;
+mod predict;
 mod roofline;
 mod serve;
 

@@ -8,7 +8,7 @@ use octavo_bench::roofline::{Bounds, FEWEST, Limits, RooflineBench, RooflineConf
 use octavo_ops::cost::Peaks;
 use tracing::{info, warn};
 
-use super::{Growing, limits};
+use super::{Growing, limits, predict};
 use crate::cli::{BenchRooflineArgs, MaxModelLen, SizesArgs};
 use crate::serve;
 use crate::serve::settings::log_config;
@@ -16,6 +16,9 @@ use crate::serve::settings::log_config;
 pub(super) fn run(mut args: BenchRooflineArgs) -> Result<()> {
     octavo_telemetry::init_logging(&log_config(&args.compose.observe, None))?;
     size(&mut args);
+    if let Some(chip) = args.predict {
+        return predict::run(&args, chip);
+    }
     let mut model = serve::load_model(&args.compose)?;
     let config = config(&args, model.block_size);
     let groups = model.program.kv_groups.len();
@@ -69,7 +72,7 @@ fn size(args: &mut BenchRooflineArgs) {
     engine.max_model_len.get_or_insert(MaxModelLen::Tokens(most(contexts).max(most(prefill))));
 }
 
-fn config(args: &BenchRooflineArgs, block_size: usize) -> RooflineConfig {
+pub(super) fn config(args: &BenchRooflineArgs, block_size: usize) -> RooflineConfig {
     let SizesArgs { batch_sizes, contexts, prefill } = &args.sizes;
     RooflineConfig {
         batch_sizes: batch_sizes.clone(),

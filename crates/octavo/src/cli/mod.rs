@@ -47,7 +47,7 @@ pub(crate) use kernels::{KernelsArgs, KernelsBuildArgs, KernelsCommand};
 pub(crate) use key::KeyArgs;
 pub(crate) use layers::{Environment, LOCKS, nearest, variable};
 pub(crate) use media::MediaArgs;
-pub(crate) use model::{ChatFormatArgs, ComposeArgs, EngineArgs, ObserveArgs, SamplingArgs, SourceArgs};
+pub(crate) use model::{ChatFormatArgs, ComposeArgs, EngineArgs, ModelArgs, ObserveArgs, SamplingArgs, SourceArgs};
 pub(crate) use serve::{NetworkArgs, ServeArgs};
 pub(crate) use values::{
     Device, Dtype, GenerationSource, JsonObject, LoadFormat, MaxModelLen, Numa, TextList, small_count,

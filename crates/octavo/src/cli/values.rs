@@ -2,6 +2,7 @@
 
 use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use octavo_backend_cuda::ChipModel;
 use octavo_engine::SchedulingPolicy;
 use octavo_models::Runner;
 use octavo_server::FingerprintMode;
@@ -267,6 +268,12 @@ pub(crate) fn api_key(text: &str) -> Result<String, String> {
         "" => Err("the key is empty; give one, or leave the flag out to serve without API keys".into()),
         _ => Ok(text.to_owned()),
     }
+}
+
+/// A GPU for which times are predicted.
+pub(crate) fn chip_model(text: &str) -> Result<ChipModel, String> {
+    let names = || ChipModel::ALL.map(|model| model.name).join(", ");
+    ChipModel::find(text).ok_or_else(|| format!("nothing is known of '{text}'; accepted: {}", names()))
 }
 
 pub(crate) fn seconds(text: &str) -> Result<f64, String> {

@@ -94,7 +94,7 @@ fn kv_dtype(name: &str) -> Result<KvDtype> {
 }
 
 /// The type of the KV cache on a GPU, by vLLM's names.
-fn cache_type(name: &str) -> Result<CacheType> {
+pub(crate) fn cache_type(name: &str) -> Result<CacheType> {
     match name {
         "auto" => Ok(CacheType::Activation),
         "fp8" | "fp8_e4m3" => Ok(CacheType::E4m3),

@@ -13,6 +13,7 @@ use octavo_ops::{BackendError, BufferId, Lora, LoraInput, Route, Rows, SiteId, S
 
 use crate::build::KernelId;
 use crate::forward::{Machine, Step};
+use crate::launcher::Launcher;
 use crate::layout::{is_logits, logits_stride};
 use crate::lower::{Lowering, Stage};
 pub(crate) use memory::{AdapterPlan, Adapters, routed_tiles, splits};
@@ -97,7 +98,7 @@ impl Lowering<'_> {
     }
 }
 
-impl Machine {
+impl<L: Launcher> Machine<L> {
     /// Launches what adapters add at a site, unless no row of the step has one.
     pub(crate) fn lora(&self, stage: &LoraStage, step: &Step<'_>) -> Result<(), BackendError> {
         self.lora_with(stage, &stage.params, step)
@@ -119,10 +120,10 @@ impl Machine {
         let ids = step.at(step.shape.token_ids());
         let params = LoraParams { tiles: tiles_at, rows: rows_at, ids, ..filled };
         if let Some(shrink) = stage.shrink {
-            let threads = self.kernels.get(shrink).threads;
+            let threads = self.launcher.threads(shrink);
             self.launch(shrink, params.shrink_grid(tiles, threads), &params)?;
         }
-        let threads = self.kernels.get(stage.expand).threads;
+        let threads = self.launcher.threads(stage.expand);
         self.launch(stage.expand, params.expand_grid(tiles, threads, stage.columns.iter().copied()), &params)
     }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use octavo_backend_cuda::ChipModel;
 
 use crate::cli::model::{ComposeArgs, SourceArgs};
 use crate::cli::values::{self, Dtype};
@@ -11,6 +12,15 @@ use crate::cli::values::{self, Dtype};
 pub(crate) struct BenchRooflineArgs {
     #[command(flatten)]
     pub(crate) sizes: SizesArgs,
+
+    /// Predict the times on a GPU that need not be there, and measure nothing: H200, H100, L40S or V100. Of the model only its
+    /// configuration is read [default model: Qwen3-8B].
+    #[arg(long, value_parser = values::chip_model, value_name = "CHIP", help_heading = "Benchmark")]
+    pub(crate) predict: Option<ChipModel>,
+
+    /// Predict the times of weights that are stored as llama.cpp's Q4_K_M, instead of those of the model.
+    #[arg(long, requires = "predict", help_heading = "Benchmark")]
+    pub(crate) predict_q4_k_m: bool,
 
     /// Time for which each step is repeated.
     #[arg(long, default_value_t = 1.0, value_parser = values::seconds, value_name = "SECONDS", help_heading = "Benchmark")]
