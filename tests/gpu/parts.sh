@@ -125,9 +125,22 @@ shape() {
     echo "$folder"
 }
 
+# What the model of time expects of the same steps, if it knows this GPU. A partition of one is another GPU.
+predicted() {
+    local chip
+    for chip in H200 H100 L40S V100; do
+        if grep '^GPU 0' "$out/doctor.log" | grep -v MIG | grep -qw "$chip"; then
+            "$suite/bin/octavo" bench roofline "$(shape)" --predict "$chip" --batch-sizes "$batch_sizes" --contexts "$contexts" \
+                --prefill "$prefill" --output-json "$out/predicted.json"
+            return
+        fi
+    done
+}
+
 # Steps of Qwen3-8B's shape.
 roofline() {
     local ceilings
+    predicted
     measured_ceilings
     # shellcheck disable=SC2086 # Flags are words.
     "$suite/bin/octavo" bench roofline "$(shape)" --load-format dummy --device "$device" --batch-sizes "$batch_sizes" \
