@@ -140,12 +140,12 @@ predicted() {
 # Steps of Qwen3-8B's shape.
 roofline() {
     local ceilings
-    predicted
     measured_ceilings
     # shellcheck disable=SC2086 # Flags are words.
     "$suite/bin/octavo" bench roofline "$(shape)" --load-format dummy --device "$device" --batch-sizes "$batch_sizes" \
         --contexts "$contexts" --prefill "$prefill" "${ceilings[@]}" --output-json "$out/roofline.json" \
         ${OCTAVO_GPU_ROOFLINE_FLAGS:-}
+    predicted
 }
 
 # What the profiler says of the kernels that decide: decode attention of 32 sequences, products of few rows, prefill attention.
