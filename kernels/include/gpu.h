@@ -405,25 +405,36 @@ DEVICE Vec<T, N> load_once_if(const T* address, bool valid) {
     return result;
 }
 
+// Returns the e4m3 numbers in the bytes A and B of `codes` as f16 in one register, that of A in the lower half, both over
+// E4M3_FACTOR. NaN stays NaN.
+#ifdef HAS_E4M3
+constexpr float E4M3_FACTOR = 1.0f;
+#else
+constexpr float E4M3_FACTOR = 256.0f;
+#endif
+template <u32 A, u32 B>
+DEVICE u32 e4m3_pair(u32 codes) {
+#ifdef HAS_E4M3
+    if (A % 2 == 0 && B == A + 1) return e4m3_to_f16((u16)(codes >> 8 * A));
+    return e4m3_to_f16((u16)permute_bytes(codes, 0, 0x4400 | B << 4 | A));
+#else
+    // Two codes in the upper bytes of halves. As f16, whose exponent is five bits with a bias of 15, the bits are the
+    // value over 256.
+    const u32 upper = permute_bytes(codes, 0, 0x0404 | B << 12 | A << 4);
+    const u32 magnitudes = (upper & 0x7f007f00) >> 1;
+    // All seven bits set have a carry into the first bit of the exponent, which makes them NaN.
+    return (upper & 0x80008000) | magnitudes | ((magnitudes + 0x00800080) & 0x40004000);
+#endif
+}
+
 // Decodes four e4m3 numbers.
 DEVICE void widen_e4m3(u32 codes, float (&out)[4]) {
 #pragma unroll
     for (u32 i = 0; i < 2; ++i) {
         Vec<f16, 2> pair;
-#ifdef HAS_E4M3
-        pair.registers = e4m3_to_f16((u16)(codes >> 16 * i));
-        constexpr float FACTOR = 1.0f;
-#else
-        // Two codes in the upper bytes of halves. As f16, whose exponent is five bits with a bias of 15, the bits are the
-        // value over 256.
-        const u32 upper = permute_bytes(codes, 0, i ? 0x3424 : 0x1404);
-        const u32 magnitudes = (upper & 0x7f007f00) >> 1;
-        // All seven bits set have a carry into the first bit of the exponent, which makes them NaN.
-        pair.registers = (upper & 0x80008000) | magnitudes | ((magnitudes + 0x00800080) & 0x40004000);
-        constexpr float FACTOR = 256.0f;
-#endif
-        out[i * 2] = to_float(pair.x[0]) * FACTOR;
-        out[i * 2 + 1] = to_float(pair.x[1]) * FACTOR;
+        pair.registers = i ? e4m3_pair<2, 3>(codes) : e4m3_pair<0, 1>(codes);
+        out[i * 2] = to_float(pair.x[0]) * E4M3_FACTOR;
+        out[i * 2 + 1] = to_float(pair.x[1]) * E4M3_FACTOR;
     }
 }
 
@@ -534,10 +545,13 @@ DEVICE bool is_last(u32* ticket, u32 count, u32* flag) {
     __syncthreads();
     if (threadIdx.x == 0) {
         __threadfence();
-        *flag = atomicAdd(ticket, 1u) == count - 1;
-        __threadfence();
-        // No other CTA follows, so the ticket is reset for the next launch.
-        if (*flag) *ticket = 0;
+        const bool is_last = atomicAdd(ticket, 1u) == count - 1;
+        *flag = is_last;
+        if (is_last) {
+            __threadfence();
+            // No other CTA follows, so the ticket is reset for the next launch.
+            *ticket = 0;
+        }
     }
     __syncthreads();
     return *flag;

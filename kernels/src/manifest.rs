@@ -15,8 +15,8 @@ mod sampling;
 use std::fmt::Write as _;
 
 pub use attention::{
-    AttentionTypes, CacheType, HEAD_SIZES, LATENT_SIZES, PREFILL_HEAD_SIZES, decode_ctas, decode_head_tile,
-    latent_ctas, latent_decode, latent_post, latent_prefill, paged_attention, paged_decode, paged_prefill, qkv_post,
+    AttentionTypes, CacheType, DecodeKernel, HEAD_SIZES, LATENT_SIZES, PREFILL_HEAD_SIZES, latent_decode, latent_post,
+    latent_prefill, paged_attention, paged_decode, paged_prefill, qkv_post,
 };
 pub use experts::{ExpertProduct, ExpertTiles, expert_gemm, expert_gemv, expert_sum, gate_rows, route, sort_experts};
 pub use fill::fill;
@@ -198,6 +198,8 @@ pub enum Chips {
     BeforeSm75,
     /// sm_75 and later.
     FromSm75,
+    /// Up to sm_75.
+    BeforeSm80,
     /// sm_80 and later.
     FromSm80,
     /// Those with [`Chip::has_fp8`].
@@ -213,6 +215,7 @@ impl Chips {
             Self::All => true,
             Self::BeforeSm75 => !chip.has_sm75(),
             Self::FromSm75 => chip.has_sm75(),
+            Self::BeforeSm80 => !chip.has_sm80(),
             Self::FromSm80 => chip.has_sm80(),
             Self::Fp8 => chip.has_fp8(),
             Self::Fp8Mma => chip.has_fp8_mma(),

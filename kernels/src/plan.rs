@@ -3,7 +3,7 @@
 //! Sequences of one query are processed by decode, longer ones by prefill. Both plans depend only on the sequence
 //! itself, so a sequence's sums are the same in every batch.
 
-use crate::params::{KV_BLOCK, MAX_SPLIT_TOKENS};
+use crate::params::{KV_BLOCK, MAX_SPLIT_TOKENS, PagedDecodeParams};
 
 /// Number of tokens in the smallest split of decode attention. For fewer tokens the fixed cost of a split would be
 /// large compared with its keys.
@@ -65,17 +65,26 @@ impl DecodePlan {
     }
 }
 
-/// Returns the number of CTAs that share the splits of decode attention: `columns` of [`PagedDecodeParams::grid`], for
-/// a grid of `rows` KV heads and tiles of query heads on a device of `processors` multiprocessors, each of which holds
-/// `resident` CTAs at once ([`decode_ctas`](crate::manifest::decode_ctas) or
-/// [`latent_ctas`](crate::manifest::latent_ctas)).
-///
-/// It rounds down, so that all CTAs are resident at once: they share the work evenly, and a single CTA that had to wait
-/// for the others would double the time of the kernel. The result of the kernel does not depend on the number.
-///
-/// [`PagedDecodeParams::grid`]: crate::params::PagedDecodeParams::grid
-pub fn decode_columns(rows: u32, resident: u32, processors: u32, splits: u32) -> u32 {
-    (processors * resident / rows.max(1)).min(splits).max(1)
+/// What the grid of a kernel of decode attention depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DecodeTile {
+    /// Number of query heads of a KV head that a CTA processes at once.
+    pub heads: u32,
+    /// Number of CTAs of a launch for each multiprocessor, which holds them at once.
+    pub resident: u32,
+}
+
+impl DecodeTile {
+    /// Returns the grid of a launch that processes `splits` splits on a device of `processors` multiprocessors. The result of
+    /// the kernel does not depend on the number of CTAs, which share the splits of a KV head.
+    ///
+    /// All CTAs are resident at once: they share the work evenly, and a single CTA that had to wait for the others would
+    /// double the time of the kernel.
+    pub fn grid(self, params: &PagedDecodeParams, processors: u32, splits: u32) -> [u32; 3] {
+        let rows = params.rows(self.heads);
+        let columns = (processors * self.resident / rows.max(1)).min(splits).max(1);
+        [columns, rows, 1]
+    }
 }
 
 /// The tiles of prefill attention: two numbers per tile (sequence, its first query within the sequence's rows).
@@ -124,6 +133,7 @@ impl PrefillPlan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::params::AttentionParams;
 
     #[test]
     fn decode_takes_sequences_of_one_query() {
@@ -149,11 +159,21 @@ mod tests {
 
     #[test]
     fn every_block_of_decode_is_resident() {
+        let grid = |heads: [u32; 2], tile, processors, splits| {
+            let [q_heads, kv_heads] = heads;
+            let attention = AttentionParams { q_heads, kv_heads, ..AttentionParams::default() };
+            let params = PagedDecodeParams { attention, ..PagedDecodeParams::default() };
+            tile_of(tile).grid(&params, processors, splits)
+        };
         // Qwen3-8B on an H200 has 8 KV heads with 4 query heads each, and 3 CTAs per multiprocessor.
-        assert_eq!(decode_columns(8, 3, 132, 1024), 49);
-        assert_eq!(decode_columns(8, 3, 132, 7), 7);
+        assert_eq!(grid([32, 8], [8, 3], 132, 1024), [49, 8, 1]);
+        assert_eq!(grid([32, 8], [8, 3], 132, 7), [7, 8, 1]);
         // Here there are more heads than the CTAs that a device holds.
-        assert_eq!(decode_columns(1000, 2, 80, 5), 1);
+        assert_eq!(grid([2000, 500], [2, 2], 80, 5), [1, 1000, 1]);
+    }
+
+    const fn tile_of([heads, resident]: [u32; 2]) -> DecodeTile {
+        DecodeTile { heads, resident }
     }
 
     #[test]

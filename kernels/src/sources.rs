@@ -34,8 +34,10 @@ sources! {
     LATENT_POST = "cuda/latent_post.cu",
     /// Attention of any element type and head size.
     ATTENTION_PLAIN = "cuda/attention_plain.cu",
-    /// Decode attention of 16-bit types.
+    /// Decode attention on the tensor cores of sm_80 and later.
     ATTENTION_DECODE = "cuda/attention_decode.cu",
+    /// Decode attention of f16 on chips before sm_80.
+    ATTENTION_DECODE_VOLTA = "cuda/attention_decode_volta.cu",
     /// Prefill attention on the tensor cores of sm_75 (f16) and later.
     ATTENTION_PREFILL = "cuda/attention_prefill.cu",
     /// Prefill attention of f16 on the tensor cores of Volta.

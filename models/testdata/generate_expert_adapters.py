@@ -45,6 +45,10 @@ ADAPTERS = {
         dict(r=2, lora_alpha=3, target_modules=["o_proj"], target_parameters=["experts.gate_up_proj"]),
         ["model.layers.1.block_sparse_moe.input_linear.weight"],
     ),
+    "expert-blocks": (
+        "gpt-oss-mxfp4", dict(r=2, lora_alpha=4, target_modules=["q_proj"], target_parameters=BOTH),
+        ["model.layers.0.mlp.experts.gate_up_proj", "model.layers.1.mlp.experts.down_proj"],
+    ),
 }
 GAP = 0.04
 TOKENS = 24
@@ -95,8 +99,16 @@ def write(folder, base, settings, kept, seed):
     settings_path.write_text(json.dumps(written, indent=1, sort_keys=True) + "\n")
     for name, values in [("unmerged", logits), ("golden", merged_logits)]:
         save_file({"input_ids": ids.numpy().astype(np.int32), "logits": values.numpy()}, folder / f"{name}.safetensors")
-    published, _ = as_published(new_model(AutoConfig.from_pretrained(base)), merged)
+    published, _ = as_published(unquantised(base), merged)
     save_file({name: np.ascontiguousarray(published[name].numpy()) for name in kept}, folder / "expected.safetensors")
+
+
+def unquantised(base):
+    """Returns a model with random weights, which are plain whatever those of the base are."""
+    config = AutoConfig.from_pretrained(base)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    return new_model(config)
 
 
 def loaded(base):
@@ -145,7 +157,7 @@ def merge(adapted, base, ids):
     model = adapted.merge_and_unload()
     difference = (model(ids[None]).logits - unmerged).abs().max()
     weights = {name: rounded(value.numpy(), "bf16").float() for name, value in model.state_dict().items()}
-    whole = new_model(AutoConfig.from_pretrained(base))
+    whole = unquantised(base)
     whole.load_state_dict(weights, strict=False)
     whole.tie_weights()
     logits, gap = run(whole, ids)

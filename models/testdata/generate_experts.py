@@ -63,6 +63,8 @@ DEEPSEEK3 = DeepseekV3Config(
     **LATENT, q_lora_rank=24, n_shared_experts=1, routed_scaling_factor=2.5,
     rope_parameters=rope("yarn", factor=4.0, original_max_position_embeddings=64, mscale=1.0, mscale_all_dim=1.0),
 )
+# Rows of whole groups of 32 in the experts; heads that begin within a block of scales.
+DEEPSEEK3_FP8 = DeepseekV3Config(**(DEEPSEEK3.to_diff_dict() | dict(q_lora_rank=32, v_head_dim=32, moe_intermediate_size=32)))
 CHECKPOINTS = {
     "mixtral": MIXTRAL,
     "qwen2-moe": QWEN2,
@@ -72,7 +74,17 @@ CHECKPOINTS = {
     "gpt-oss-mxfp4": GPT_OSS,
     "deepseek-v2": DEEPSEEK2,
     "deepseek-v3": DEEPSEEK3,
+    "mixtral-fp8": MIXTRAL,
+    "qwen3-moe-fp8": QWEN3,
+    "deepseek-v3-fp8": DEEPSEEK3_FP8,
 }
+# Elements that share a scale: rows, and blocks. The last block of a matrix may be part of one.
+ROWS, BLOCKS = [1, None], [32, 32]
+FP8 = dict(quant_method="fp8", activation_scheme="dynamic", fmt="e4m3", weight_block_size=BLOCKS)
+CHANNELS = dict(
+    quant_method="compressed-tensors", format="float-quantized", quantization_status="compressed", ignore=["lm_head", "re:.*gate$"],
+    config_groups=dict(group_0=dict(targets=["Linear"], weights=dict(num_bits=8, type="float", strategy="channel", symmetric=True))),
+)
 WHOLE = dict(qk_nope_head_dim=32, v_head_dim=32, moe_intermediate_size=32)
 # All layers of a GGUF file have experts.
 TWO = dict(mlp_only_layers=[], num_hidden_layers=2, layer_types=None)
@@ -90,7 +102,7 @@ GGUF = {
 # checkpoints whose activations the CPU backend rounds to bf16 with more effect.
 GAP = 0.03
 WIDE = {"qwen2-moe": 0.06, "qwen3-moe": 0.06, "qwen3-moe-gguf": 0.045, "deepseek-v2": 0.1, "deepseek-v3": 0.1,
-        "deepseek-v2-gguf": 0.06}
+        "deepseek-v2-gguf": 0.06, "mixtral-fp8": 0.06, "qwen3-moe-fp8": 0.06, "deepseek-v3-fp8": 0.1}
 
 
 def expert_count(config):
@@ -106,8 +118,9 @@ def routers(model):
     }
 
 
-def drawn(config, seed, gap):
-    """Returns a model and random weights with wide routers, of the first seed whose choices are all clear."""
+def drawn(config, seed, gap, as_read=lambda _, value: value):
+    """Returns a model and random weights with wide routers, of the first seed whose choices are all clear. `as_read` returns
+    the values of a parameter that are read from a file."""
     for attempt in range(5000):
         model = new_model(config)
         weights = draw(model, seed + 1000 * attempt)
@@ -121,7 +134,7 @@ def drawn(config, seed, gap):
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 weights[name] = 0.2 * random.standard_normal(buffer.shape).astype(np.float32)
-        if closest(model, weights, seed) > gap:
+        if closest(model, {name: as_read(name, value) for name, value in weights.items()}, seed) > gap:
             return model, weights
     raise RuntimeError("no seed gives clear choices")
 
@@ -174,6 +187,9 @@ def as_published(model, weights):
 
 
 def hugging_face(folder, config, seed):
+    if folder.name.endswith("fp8"):
+        in_fp8(folder, config, seed)
+        return
     fresh(folder)
     model, weights = drawn(config, seed, WIDE.get(folder.name, GAP))
     blocks = {}
@@ -195,6 +211,58 @@ def hugging_face(folder, config, seed):
     save_torch({name: value.contiguous() for name, value in (stored | blocks).items()}, folder / "model.safetensors")
     write_json(folder / "config.json", written | {"dtype": "bfloat16"})
     golden(folder / "golden.safetensors", model, weights, seed)
+
+
+def in_fp8(folder, config, seed):
+    """Writes a model whose projections are in FP8, with scales of rows for Mixtral and of blocks for others."""
+    fresh(folder)
+    block = ROWS if folder.name == "mixtral-fp8" else BLOCKS
+    round_one = lambda name, value: in_rows(name, value, block)
+    model, weights = drawn(config, seed, WIDE[folder.name], round_one)
+    stored, written = as_published(model, weights)
+    golden(folder / "golden.safetensors", model, {name: round_one(name, value) for name, value in weights.items()}, seed)
+    tensors = {}
+    for name, value in stored.items():
+        if is_product(name):
+            tensors[name], scales, _ = fp8(value, block)
+            tensors[f"{name}_scale" if block == ROWS else f"{name}_scale_inv"] = scales
+        else:
+            tensors[name] = value.to(torch.bfloat16)
+    for key in ["transformers_version", "_name_or_path", "torch_dtype"]:
+        written.pop(key, None)
+    save_torch({name: value.contiguous() for name, value in tensors.items()}, folder / "model.safetensors")
+    settings = CHANNELS if block == ROWS else FP8
+    write_json(folder / "config.json", written | {"dtype": "bfloat16", "quantization_config": settings})
+
+
+def is_product(name):
+    """Returns whether a tensor is the matrix of a product, and none of the router, the embedding or the head."""
+    return "proj" in name or name.endswith(("w1.weight", "w2.weight", "w3.weight"))
+
+
+def in_rows(name, value, block):
+    """Returns a parameter of the model with its values in FP8, or in bf16."""
+    if not is_product(name):
+        return rounded(value, "bf16").float().numpy()
+    matrices = torch.from_numpy(value).reshape(-1, *value.shape[-2:])
+    halves = 2 if name.endswith("gate_up_proj") else 1
+    parts = [[fp8(part, block)[2] for part in matrix.chunk(halves)] for matrix in matrices]
+    return torch.stack([torch.cat(matrix) for matrix in parts]).reshape(value.shape).numpy()
+
+
+def fp8(weight, block):
+    """Rounds a matrix to E4M3. Returns the codes, the scales, and the values."""
+    rows, columns = weight.shape
+    height, width = block[0], block[1] or columns
+    shape = (-(-rows // height), -(-columns // width))
+    padded = torch.zeros(shape[0] * height, shape[1] * width)
+    padded[:rows, :columns] = weight
+    scales = padded.view(shape[0], height, shape[1], width).abs().amax((1, 3)) / 448
+    if block == ROWS:
+        scales = scales.to(torch.bfloat16)
+    spread = scales.float().repeat_interleave(height, 0)[:rows].repeat_interleave(width, 1)[:, :columns]
+    codes = (weight / spread).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return codes, scales, codes.float() * spread
 
 
 def mxfp4(values):

@@ -170,7 +170,7 @@ fn a_slot_leaves_one_archive_and_a_page() {
         "| decode 8 x 1024 | 5.000 | 3.500 | 70% | 80% | - | - |",
         // 5 ms less 36 times 40 and 20 µs; 36 times 30 µs; 36 times 2 µs.
         "- decode 8 x 1024: 2.840 ms the rest: gaps between launches, what is not measured; 1.080 ms attention \
-         (paged_decode_bf16_d128_g4); 0.072 ms qkv product (gemv_bf16_m8)",
+         (paged_decode_bf16_d128_g8); 0.072 ms qkv product (gemv_bf16_m8)",
         "| cublasLt | qkv 6144x4096, 32 rows | refused: 15 |  |  |",
         "NVRTC 12.9 and 13.0: 1 of 1 kernels use other resources.",
         "- sm_90a gemv_bf16_m8: registers 96 -> 104, stack 0 -> 0 bytes, spills 0 -> 8 bytes",

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use octavo_models::progress::Silent;
 use octavo_models::{AdapterTargets, Checkpoint, MergeOptions, build_program, merge};
-use octavo_ops::{AdapterSource, WeightSource};
+use octavo_ops::{AdapterSource, StorageType, WeightSource};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 
@@ -72,12 +72,34 @@ fn a_sound_adapter_is_merged() {
 }
 
 #[test]
-fn experts_in_blocks_are_not_merged() {
+fn experts_in_blocks_are_unpacked_if_an_adapter_changes_them() {
     let module = "base_model.model.model.layers.1.mlp.experts";
     let case = Case { tensors: tensors(module, [10, 64], [64, 10]), ..Case::sound() };
     assert_eq!(case.merge("gpt-oss"), Ok(()));
-    let error = case.merge("gpt-oss-mxfp4").unwrap_err();
-    assert!(error.contains("the model has no weight 'model.layers.1.mlp.experts.down_proj'"), "{error}");
+    let folder = tempfile::tempdir().unwrap();
+    let merged = |case: &Case, name: &str| {
+        let [adapter, output] = ["adapter", "merged"].map(|kind| folder.path().join(format!("{name}-{kind}")));
+        case.write(&adapter);
+        let base = testdata("gpt-oss-mxfp4");
+        let merged = merge(MergeOptions { base: &base, adapter: &adapter, output: &output }, &Silent).unwrap();
+        (merged, Checkpoint::open(&output).unwrap())
+    };
+    let (all, checkpoint) = merged(&case, "experts");
+    // Gate with up, and down, of two layers of five experts: 17 bytes became 64.
+    let elements = 2 * 5 * (64 * 128 + 64 * 64);
+    assert_eq!((all.unpacked, all.unpacked_bytes), (4, [elements / 32 * 17, elements * 2]));
+    assert_eq!(checkpoint.quantisation(), None);
+    let base = Checkpoint::open(&testdata("gpt-oss-mxfp4")).unwrap();
+    // The first layer keeps its values.
+    let name = "model.layers.0.mlp.experts.gate_up_proj";
+    let [before, after] = [&base, &checkpoint].map(|checkpoint| checkpoint.tensor(name).unwrap());
+    assert_eq!((&before.shape[..], before.storage), (&[5, 64, 128][..], StorageType::BF16));
+    assert_eq!((after.shape, after.storage, after.bytes), (before.shape, before.storage, before.bytes));
+    // An adapter of attention leaves the blocks as they are.
+    let attention = Case { tensors: tensors(MODULE, [2, 64], [128, 2]), ..Case::sound() };
+    let (none, checkpoint) = merged(&attention, "attention");
+    assert_eq!((none.unpacked, none.unpacked_bytes), (0, [0; 2]));
+    assert_eq!(checkpoint.quantisation(), base.quantisation());
 }
 
 #[test]

@@ -16,7 +16,10 @@ pub(crate) fn run(args: &MergeArgs) -> Result<()> {
     let merged = merge(options, pull::progress().as_ref())?;
     let unpacked = match merged.unpacked {
         0 => String::new(),
-        count => format!("; {count} quantised weights were unpacked"),
+        count => {
+            let [before, now] = merged.unpacked_bytes.map(human_bytes);
+            format!("; {count} quantised weights were unpacked: {now} in place of {before}")
+        }
     };
     eprintln!("{} weights changed, {} written{unpacked}", merged.changed, human_bytes(merged.bytes));
     println!("{}", args.output.display());

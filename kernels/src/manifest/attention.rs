@@ -3,9 +3,10 @@
 use super::linear::tensor_chips;
 use super::{Chip, Chips, Dtype, Instance};
 use crate::params::{
-    AttentionParams, LATENT_ROWS, LatentPostParams, MAX_HEAD_SIZE, MAX_LATENT_SIZE, PagedDecodeParams, QkvPostParams,
+    AttentionParams, KV_BLOCK, LATENT_ROWS, LatentPostParams, MAX_HEAD_SIZE, MAX_LATENT_SIZE, PagedDecodeParams,
+    QkvPostParams,
 };
-use crate::plan::PrefillPlan;
+use crate::plan::{DecodeTile, PrefillPlan};
 use crate::sources;
 
 /// Head sizes supported by the kernels of 16-bit types; [`paged_attention`] supports the others.
@@ -67,30 +68,31 @@ impl From<Dtype> for AttentionTypes {
 /// Number of keys in a tile of latent attention.
 const LATENT_KEYS: usize = 32;
 
-/// Numbers of query heads that a CTA of [`paged_decode`] processes at once.
-const HEAD_TILES: [u32; 4] = [1, 2, 4, 8];
+/// Numbers of query heads that a CTA of decode attention processes at once on tensor cores, whose rows are the heads.
+const HEAD_TILES: [u32; 2] = [8, 16];
+
+/// Those of chips before sm_80.
+const VOLTA_HEAD_TILES: [u32; 4] = [1, 2, 4, 8];
+
+/// A kernel of decode attention, with what its grid depends on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecodeKernel {
+    /// The kernel itself.
+    pub instance: Instance,
+    /// What its grid depends on.
+    pub tile: DecodeTile,
+}
+
+impl DecodeKernel {
+    const fn new(instance: Instance, heads: u32, resident: u32) -> Self {
+        Self { instance, tile: DecodeTile { heads, resident } }
+    }
+}
 
 /// Returns the minimum number of CTAs of prefill on a multiprocessor. With a third one the compiler would spill, and
 /// for large heads the shared memory of an L40S holds one.
 const fn prefill_ctas(head_size: usize) -> u32 {
     if head_size > 128 { 1 } else { 2 }
-}
-
-/// Returns the head tile of the [`paged_decode`] instance for `group` query heads per KV head: all of them, or eight at
-/// a time.
-pub fn decode_head_tile(group: usize) -> u32 {
-    HEAD_TILES.into_iter().find(|&tile| group <= tile as usize).unwrap_or(8)
-}
-
-/// Returns the number of CTAs of a [`paged_decode`] instance with that head tile on a multiprocessor: as many as keep
-/// their loads in flight without spilled registers. A launch has no more, because they share the work evenly, and
-/// additional ones would start only after the others have finished.
-pub const fn decode_ctas(head_tile: u32) -> u32 {
-    match head_tile {
-        1 | 2 => 4,
-        4 => 3,
-        _ => 2,
-    }
 }
 
 /// Returns the instance for the split of qkv, norm and rotary embedding of q and k, and cache write.
@@ -156,17 +158,18 @@ fn with_latent_memory(instance: Instance, size: usize) -> Instance {
 
 /// Returns the number of CTAs of latent attention on a multiprocessor, as many as its shared memory holds: those of data
 /// centres from Hopper on have enough for two.
-pub const fn latent_ctas(chip: Chip) -> u32 {
+const fn latent_ctas(chip: Chip) -> u32 {
     if matches!(chip.major, 9 | 10) { 2 } else { 1 }
 }
 
-/// Returns the instance for decode of latent attention, with a latent and a row of the cache of these sizes; `None` if
+/// Returns the kernel for decode of latent attention, with a latent and a row of the cache of these sizes; `None` if
 /// [`paged_attention`] must be used.
-pub fn latent_decode(chip: Chip, types: impl Into<AttentionTypes>, sizes: (usize, usize)) -> Option<Instance> {
+pub fn latent_decode(chip: Chip, types: impl Into<AttentionTypes>, sizes: (usize, usize)) -> Option<DecodeKernel> {
     let (arguments, ending) = latent(chip, types.into(), sizes)?;
     let (call, name) = (format!("latent_decode{arguments}"), format!("latent_decode_{ending}"));
     let instance = Instance::new::<PagedDecodeParams>(sources::ATTENTION_LATENT, name, call, 128);
-    Some(with_latent_memory(instance, sizes.1))
+    let instance = with_latent_memory(instance, sizes.1);
+    Some(DecodeKernel::new(instance, LATENT_ROWS, latent_ctas(chip)))
 }
 
 /// Returns the instance for prefill of latent attention; `None` if [`paged_attention`] must be used.
@@ -177,19 +180,73 @@ pub fn latent_prefill(chip: Chip, types: impl Into<AttentionTypes>, sizes: (usiz
     Some(with_latent_memory(instance, sizes.1))
 }
 
-/// Returns the instance for decode attention with `group` query heads per KV head; `None` if [`paged_attention`] must
-/// be used.
-pub fn paged_decode(types: impl Into<AttentionTypes>, head_size: usize, group: usize) -> Option<Instance> {
-    let AttentionTypes { dtype, cache } = types.into();
-    if dtype == Dtype::F32 || !HEAD_SIZES.contains(&head_size) {
+/// Returns the kernel for decode attention with `group` query heads per KV head; `None` if [`paged_attention`] must be used.
+/// It processes all query heads of a KV head at once, or as many as the largest tile has.
+pub fn paged_decode(
+    chip: Chip,
+    types: impl Into<AttentionTypes>,
+    head_size: usize,
+    group: usize,
+) -> Option<DecodeKernel> {
+    let types = types.into();
+    if types.dtype == Dtype::F32 || !chip.has(types.dtype) || !HEAD_SIZES.contains(&head_size) {
         return None;
     }
-    let tile = decode_head_tile(group);
+    let tile_of =
+        |tiles: &[u32]| *tiles.iter().find(|&&tile| group <= tile as usize).unwrap_or(&tiles[tiles.len() - 1]);
+    if chip.has_sm80() {
+        return Some(tensor_decode(chip, types, head_size, tile_of(head_tiles(head_size))));
+    }
+    let tile = tile_of(&VOLTA_HEAD_TILES);
+    let (argument, ending) = types.cache.endings();
+    let call = format!("paged_decode_volta<{head_size}, {tile}{argument}>");
+    let name = format!("paged_decode_volta_d{head_size}_g{tile}{ending}");
+    let instance = Instance::new::<PagedDecodeParams>(sources::ATTENTION_DECODE_VOLTA, name, call, 128);
+    // As many as keep their loads in flight without spilled registers.
+    let resident = match tile {
+        1 | 2 => 4,
+        4 => 3,
+        _ => 2,
+    };
+    let instance = instance.resident(resident).on(Chips::BeforeSm80);
+    Some(DecodeKernel::new(instance, tile, resident))
+}
+
+/// Returns the head tiles of a head size on tensor cores: registers do not hold outputs of 16 large heads.
+fn head_tiles(head_size: usize) -> &'static [u32] {
+    if head_size > 128 { &HEAD_TILES[..1] } else { &HEAD_TILES }
+}
+
+/// Number of bytes of keys and values in a stage of decode attention beyond which a warp's ring has two stages.
+const LARGE_STAGE: usize = 5 << 10;
+
+/// Returns the kernel of decode attention on tensor cores with this head tile. Each warp has a ring of stages, which together
+/// have as many bytes in flight as the memory needs, and so few that a multiprocessor of a data centre holds three CTAs.
+fn tensor_decode(chip: Chip, types: AttentionTypes, head_size: usize, tile: u32) -> DecodeKernel {
+    let AttentionTypes { dtype, cache } = types;
+    let warps = if head_size > 128 { 2 } else { 4 };
+    // A stage has the keys and the values of a block, in rows with 16 bytes of padding.
+    let stage = 2 * KV_BLOCK * (head_size * cache.bytes(dtype) + 16);
+    let stages = if stage > LARGE_STAGE { 2 } else { 3 };
     let (argument, ending) = cache.endings();
-    let call = format!("paged_decode<{}, {head_size}, {tile}{argument}>", dtype.c_name());
+    let call = format!("paged_decode<{}, {head_size}, {tile}, {warps}, {stages}{argument}>", dtype.c_name());
     let name = format!("paged_decode_{}_d{head_size}_g{tile}{ending}", dtype.name());
-    let instance = Instance::new::<PagedDecodeParams>(sources::ATTENTION_DECODE, name, call, 128).typed(dtype);
-    Some(instance.resident(decode_ctas(tile)))
+    let instance = Instance::new::<PagedDecodeParams>(sources::ATTENTION_DECODE, name, call, 32 * warps);
+    let shared = warps as usize * stages * stage;
+    let instance = instance.with_shared(shared).on(Chips::FromSm80);
+    // The registers allow four CTAs, or three with 16 heads. A CTA has less than a KiB of other memory, and the system takes one.
+    let by_registers = if tile > 8 { 3 } else { 4 };
+    let resident = (shared_memory(chip) / (shared + (2 << 10))).min(by_registers) as u32;
+    DecodeKernel::new(instance, tile, resident)
+}
+
+/// Returns the shared memory of a multiprocessor in bytes, from sm_80 on.
+const fn shared_memory(chip: Chip) -> usize {
+    match (chip.major, chip.minor) {
+        (8, 0 | 7) => 164 << 10,
+        (9 | 10, _) => 228 << 10,
+        _ => 100 << 10,
+    }
 }
 
 /// Returns the instance for prefill attention on a chip's tensor cores; `None` if [`paged_attention`] must be used.
@@ -234,11 +291,13 @@ pub(super) fn all(chip: Chip) -> Vec<Instance> {
         instances.extend([qkv_post(types), latent_post(types)]);
         instances.extend([MAX_HEAD_SIZE, MAX_LATENT_SIZE].map(|size| paged_attention(types, size)));
         for sizes in LATENT_SIZES {
-            instances.extend(latent_decode(chip, types, sizes));
+            instances.extend(latent_decode(chip, types, sizes).map(|kernel| kernel.instance));
             instances.extend(latent_prefill(chip, types, sizes));
         }
         for size in HEAD_SIZES {
-            instances.extend(HEAD_TILES.into_iter().filter_map(|tile| paged_decode(types, size, tile as usize)));
+            let groups = if chip.has_sm80() { head_tiles(size) } else { &VOLTA_HEAD_TILES };
+            let kernels = groups.iter().filter_map(|&group| paged_decode(chip, types, size, group as usize));
+            instances.extend(kernels.map(|kernel| kernel.instance));
         }
         instances.extend(PREFILL_HEAD_SIZES.into_iter().filter_map(|size| paged_prefill(chip, types, size)));
     }

@@ -92,7 +92,9 @@ pub fn expert_gemm(chip: Chip, format: Option<QuantFormat>, dtype: Dtype, tile: 
     match format {
         _ if dtype == Dtype::F32 || !chip.has(dtype) => None,
         None => Some(expert_gemm_dense(chip, dtype, tile)),
-        Some(format) => chip.has_sm80().then(|| expert_gemm_quant(format, dtype, tile)),
+        Some(format) if chip.has_sm80() => Some(expert_gemm_quant(format, dtype, tile)),
+        Some(format) if !chip.has_sm75() => Some(expert_volta_quant(format, tile)),
+        Some(_) => None,
     }
 }
 
@@ -112,11 +114,24 @@ fn expert_gemm_dense(chip: Chip, dtype: Dtype, tile: GemmTile) -> ExpertProduct 
         let arguments = format!("{}, {rows}, {outputs}, {warp}, {stages}", dtype.c_name());
         ("expert_mma", sources::EXPERT_MMA, arguments, stages, tensor_chips(dtype))
     } else {
-        ("expert_volta", sources::GEMM_VOLTA, format!("{rows}, {outputs}, {warp}"), 2, Chips::BeforeSm75)
+        let arguments = format!("{rows}, {outputs}, {warp}");
+        ("expert_volta", sources::GEMM_VOLTA, arguments, VOLTA_STAGES, Chips::BeforeSm75)
     };
     let (name, call) = (format!("{template}_{}_{}", dtype.name(), tile.name()), format!("{template}<{arguments}>"));
     let instance = Instance::new::<ExpertLinearParams>(source, name, call, threads);
     ExpertProduct { instance: instance.with_shared(stages * stage_bytes).on(chips), cta }
+}
+
+/// Number of stages of a tile on Volta.
+const VOLTA_STAGES: usize = 2;
+
+fn expert_volta_quant(format: QuantFormat, tile: GemmTile) -> ExpertProduct {
+    let (cta @ [rows, outputs], (threads, warp)) = (gemm_cta(tile), gemm_warps(tile));
+    let name = format!("expert_volta_{}_{}_{}", format.name(), Dtype::F16.name(), tile.name());
+    let call = format!("expert_volta_quant<{}, {rows}, {outputs}, {warp}>", format.c_name());
+    let shared = VOLTA_STAGES * (rows + outputs) as usize * STAGE_INPUTS * Dtype::F16.bytes();
+    let instance = Instance::new::<ExpertLinearParams>(sources::GEMM_VOLTA, name, call, threads);
+    ExpertProduct { instance: instance.with_shared(shared).on(Chips::BeforeSm75), cta }
 }
 
 /// Few pairs take the weight straight to registers, whose reads are many at a time; many decode it to shared memory once.

@@ -168,7 +168,7 @@ params! {
     }
 
     /// Parameters of decode attention. The keys of a sequence are divided into the plan's splits, and the CTA that
-    /// finishes last merges them in order. Grid: [`PagedDecodeParams::grid`].
+    /// finishes last merges them in order. Grid: [`DecodeTile::grid`](crate::plan::DecodeTile::grid).
     PagedDecodeParams {
         /// f32 `[splits, q_heads, value_size]`, for the plan's number of splits.
         partial_out: DevicePtr,
@@ -239,12 +239,5 @@ impl PagedDecodeParams {
     pub fn rows(&self, head_tile: u32) -> u32 {
         let heads = self.attention.q_heads / self.attention.kv_heads;
         self.attention.kv_heads * heads.div_ceil(head_tile)
-    }
-
-    /// Returns the grid of the launch for an instance that processes `head_tile` query heads at once. `columns` CTAs
-    /// share the plan's splits; [`decode_columns`](crate::plan::decode_columns) returns their number, on which the
-    /// result does not depend.
-    pub fn grid(&self, head_tile: u32, columns: u32) -> [u32; 3] {
-        [columns, self.rows(head_tile), 1]
     }
 }

@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::sync::{LazyLock, Mutex};
 
 use octavo_kernels::emulation::{BankUse, Order};
-use octavo_kernels::manifest::{self, AttentionTypes, CacheType, Chip, Dtype, Instance};
-use octavo_kernels::params::{AttentionParams, KV_BLOCK, LATENT_ROWS, PagedDecodeParams};
+use octavo_kernels::manifest::{self, AttentionTypes, CacheType, Chip, DecodeKernel, Dtype, Instance};
+use octavo_kernels::params::{AttentionParams, KV_BLOCK, PagedDecodeParams};
 use octavo_kernels::plan::{DecodePlan, PrefillPlan};
 use octavo_ops::testing::TestRng;
 use octavo_ops::{Sight, e4m3, to_e4m3};
@@ -131,23 +131,27 @@ impl Setup {
     }
 
     fn instances(&self) -> Vec<Instance> {
-        match self.path {
-            Path::Plain => vec![manifest::paged_attention(self.types(), self.size)],
-            Path::Fast { chip, .. } if let Some(rank) = self.prefix => {
-                let of = |make: fn(Chip, AttentionTypes, (usize, usize)) -> Option<Instance>| {
-                    make(chip, self.types(), (rank, self.size))
-                };
-                [manifest::latent_prefill, manifest::latent_decode].map(|make| of(make).expect("a kernel")).to_vec()
-            }
-            Path::Fast { chip, .. } => {
-                let prefill = manifest::paged_prefill(chip, self.types(), self.size).expect("a prefill kernel");
-                if self.sight == Sight::Both {
-                    return vec![prefill];
-                }
-                let decode = manifest::paged_decode(self.types(), self.size, self.q_heads / self.kv_heads);
-                vec![prefill, decode.expect("a decode kernel")]
-            }
+        let first = match self.path {
+            Path::Plain => manifest::paged_attention(self.types(), self.size),
+            Path::Fast { chip, .. } => match self.prefix {
+                None => manifest::paged_prefill(chip, self.types(), self.size).expect("a prefill kernel"),
+                Some(rank) => manifest::latent_prefill(chip, self.types(), (rank, self.size)).expect("a kernel"),
+            },
+        };
+        std::iter::once(first).chain(self.decode().map(|kernel| kernel.instance)).collect()
+    }
+
+    /// Returns the kernel for sequences of one query, if there is another.
+    fn decode(&self) -> Option<DecodeKernel> {
+        let Path::Fast { chip, .. } = self.path else { return None };
+        if self.sight == Sight::Both {
+            return None;
         }
+        let kernel = match self.prefix {
+            None => manifest::paged_decode(chip, self.types(), self.size, self.q_heads / self.kv_heads),
+            Some(rank) => manifest::latent_decode(chip, self.types(), (rank, self.size)),
+        };
+        Some(kernel.expect("a decode kernel"))
     }
 
     /// Returns the keys that the query at a position of a sequence of `len` tokens sees.
@@ -394,8 +398,8 @@ impl<'a> Step<'a> {
                 launch(kernels, order, &instances[0], params.plain_grid(tokens), &params);
             }
             Path::Fast { split_tokens, columns, .. } => {
-                if let Some(decode) = instances.get(1) {
-                    self.decode(kernels, order, decode, &mut out, (split_tokens, columns));
+                if let Some(decode) = self.setup.decode() {
+                    self.decode(kernels, order, &decode, &mut out, (split_tokens, columns));
                 }
                 let mut plan = Vec::new();
                 let PrefillPlan { tiles } = match self.setup.sight {
@@ -421,7 +425,7 @@ impl<'a> Step<'a> {
         self.rows.iter().map(array).collect()
     }
 
-    fn decode(&self, kernels: &Kernels, order: Order, instance: &Instance, out: &mut Array, shape: (u32, u32)) {
+    fn decode(&self, kernels: &Kernels, order: Order, kernel: &DecodeKernel, out: &mut Array, shape: (u32, u32)) {
         let (split_tokens, columns) = shape;
         let (setup, mut plan) = (self.setup, Vec::new());
         let DecodePlan { splits } = DecodePlan::write(&self.query_start, &self.seq_lens, |_| split_tokens, &mut plan);
@@ -437,14 +441,10 @@ impl<'a> Step<'a> {
             tickets: 0,
             attention: self.params(out.ptr_mut(), address(&plan)),
         };
-        let tile = match setup.prefix {
-            None => manifest::decode_head_tile(setup.q_heads / setup.kv_heads),
-            Some(_) => LATENT_ROWS,
-        };
-        let grid = params.grid(tile, columns);
+        let grid = [columns, params.rows(kernel.tile.heads), 1];
         let mut tickets = vec![0u32; self.seq_lens.len() * grid[1] as usize];
         params.tickets = address_mut(&mut tickets);
-        launch(kernels, order, instance, grid, &params);
+        launch(kernels, order, &kernel.instance, grid, &params);
         assert!(tickets.iter().all(|&t| t == 0), "tickets are ready for the next launch");
     }
 }
@@ -482,6 +482,7 @@ pub(crate) fn setups() -> Vec<Setup> {
         setup(Dtype::F32, (4, 2), 16, Path::Plain),
         setup(Dtype::Bf16, (3, 1), 80, Path::Plain),
         setup(Dtype::F16, (2, 1), 256, Path::Plain),
+        setup(Dtype::Bf16, (20, 1), 64, Path::AMPERE),
     ]
 }
 
@@ -571,7 +572,8 @@ fn attention_is_as_in_f64() {
 fn every_setup() -> Vec<Setup> {
     let mut all = Vec::new();
     for dtype in dtypes().into_iter().filter(|dtype| *dtype != Dtype::F32) {
-        for (size, q_heads) in manifest::HEAD_SIZES.into_iter().flat_map(|size| [1, 2, 4, 8].map(|group| (size, group)))
+        for (size, q_heads) in
+            manifest::HEAD_SIZES.into_iter().flat_map(|size| [1, 2, 4, 8, 16].map(|group| (size, group)))
         {
             let (window, softcap, sinks, sight) = (None, None, false, Sight::Causal);
             let setup = |path| Setup {

@@ -1,6 +1,6 @@
 //! Property tests of attention that do not depend on the numbers.
 
-use octavo_kernels::manifest::Dtype;
+use octavo_kernels::manifest::{CacheType, Dtype};
 use octavo_ops::testing::TestRng;
 
 use crate::attention::{Chunk, Path, Sequence, Setup, setups, with_options};
@@ -172,14 +172,35 @@ fn shared_kv_heads_are_as_repeated_ones() {
 #[test]
 fn extreme_scores_stay_finite() {
     let rng = &mut rng();
-    for setup in few() {
+    // Beside a cache in e4m3, queries in bf16 are beyond the range of f16.
+    let narrow = Setup { cache: CacheType::E4m3, ..setups()[0] };
+    for setup in few().into_iter().chain([narrow]) {
         let mut s = sequences(&setup, &[40], rng).remove(0);
+        let factor = match setup.dtype {
+            Dtype::F32 => 1e4,
+            Dtype::F16 => 60.0,
+            Dtype::Bf16 => 1e6,
+        };
         for i in 0..s.q.len() {
-            s.q.set(i, s.q.get(i) * if setup.dtype == Dtype::F32 { 1e4 } else { 60.0 });
+            s.q.set(i, s.q.get(i) * factor);
         }
         for positions in [0..40, 39..40] {
             let out = setup.run(&[(&s, positions)], 1);
-            assert!(out[0].values().iter().all(|x| x.is_finite() && x.abs() < 10.0), "{setup:?}");
+            assert!(out[0].values().iter().all(|x| x.is_finite() && x.abs() < 30.0), "{setup:?}");
         }
     }
+}
+
+/// A CTA passes over more splits than a warp looks at at once.
+#[test]
+fn splits_before_a_window_are_passed_over() {
+    let rng = &mut rng();
+    let setup = few()[0];
+    let Path::Fast { chip, .. } = setup.path else { panic!("a path with splits") };
+    let path = Path::Fast { chip, split_tokens: 16, columns: 1 };
+    let setup = Setup { window: Some(19), path, ..setup };
+    let s = sequences(&setup, &[620, 70, 1200], rng);
+    let chunks: Vec<Chunk<'_>> =
+        s.iter().map(|s| (s, s.k.len() / setup.kv_cols() - 1..s.k.len() / setup.kv_cols())).collect();
+    setup.check(&chunks, &setup.run(&chunks, 1));
 }

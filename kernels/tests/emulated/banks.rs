@@ -1,7 +1,7 @@
 //! Tests of the bank use of the tensor-core kernels in shared memory: every additional turn of a warp costs time.
 
 use octavo_kernels::emulation::{BankUse, Order};
-use octavo_kernels::manifest::{self, Chip, Dtype, GemmTile};
+use octavo_kernels::manifest::{self, CacheType, Chip, Dtype, GemmTile};
 
 use crate::attention::{Path, Setup, setups};
 use crate::common::rng;
@@ -52,6 +52,23 @@ fn prefill_seldom_meets_in_a_bank() {
         };
         let found = conflicts(bank_use);
         println!("{} {}: {found:.1}", if volta { "sm_70" } else { "sm_80" }, setup.size);
+        assert!(found <= most, "{setup:?}: {found:.1} conflicts in a hundred phases");
+    }
+}
+
+#[test]
+fn decode_seldom_meets_in_a_bank() {
+    let rng = &mut rng();
+    let has_tensor_cores = |setup: &Setup| matches!(setup.path, Path::Fast { chip: Chip::SM_89, .. });
+    for (setup, cache) in setups().into_iter().filter(has_tensor_cores).flat_map(|s| CacheType::ALL.map(|c| (s, c))) {
+        let setup = Setup { cache, ..setup };
+        let sequence = setup.sequence(100, rng);
+        let Some(bank_use) = setup.bank_use(&[(&sequence, 99..100)]) else { return };
+        // Eight threads that fill two rows together conflict once unless the row of a tile has a multiple of eight pieces.
+        let pieces = setup.size * cache.bytes(setup.dtype) / 16;
+        let most = if pieces.is_multiple_of(8) { 0.0 } else { 25.0 };
+        let found = conflicts(bank_use);
+        println!("{:?} {} {:?}: {found:.1}", setup.dtype, setup.size, setup.cache);
         assert!(found <= most, "{setup:?}: {found:.1} conflicts in a hundred phases");
     }
 }

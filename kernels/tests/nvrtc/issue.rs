@@ -1,10 +1,12 @@
-//! Counts the instructions of products of few rows: a kernel that reads a weight once is as fast as the memory only if its
-//! instructions are issued in less time than the weight arrives.
+//! Counts the instructions of kernels that read weights or the cache once: they are as fast as the memory only if their
+//! instructions are issued in less time than the bytes arrive.
 
 use octavo_kernels::manifest::{self, Chip, Dtype, Instance};
+use octavo_kernels::params::KV_BLOCK;
 use octavo_kernels::sources;
 use octavo_ops::datasheet::DataSheet;
 
+use crate::residency::DecodeShape;
 use crate::{code, programs, tools};
 
 /// GPUs, and their clocks in GHz under load.
@@ -63,6 +65,38 @@ fn machine_code_of_few_rows_leaves_time_to_the_memory() {
             } else {
                 assert!(share > 0.75, "{context}, and yet it is not used");
             }
+        }
+    }
+}
+
+/// Returns the instances of decode attention on a chip, with the instructions of a warp for 1 KiB of keys and values.
+fn counted_decode(chip: Chip) -> Vec<(Instance, f64)> {
+    let Some(nvdisasm) = tools::nvdisasm(chip) else { return Vec::new() };
+    let is_decode = |program: &&crate::Program| program.chip == chip && program.source == sources::ATTENTION_DECODE;
+    let of_program = |program: &crate::Program| {
+        let text = tools::disassemble(&nvdisasm, &format!("{}-issue-decode", chip.arch()), &program.compiled.code);
+        let ways = code::ways(&text);
+        let of_instance = |instance: &Instance| {
+            let shape = DecodeShape::of(instance);
+            let kib = (2 * KV_BLOCK * shape.row_bytes) as f64 / 1024.0;
+            (instance.clone(), ways[&instance.name] as f64 / kib)
+        };
+        program.instances.iter().map(of_instance).collect::<Vec<_>>()
+    };
+    programs().iter().filter(is_decode).flat_map(of_program).collect()
+}
+
+#[test]
+fn machine_code_of_decode_attention_leaves_time_to_the_memory() {
+    for (chip, sheet, ghz) in DEVICES {
+        let slots = slots(&sheet, ghz);
+        for (instance, found) in counted_decode(chip) {
+            let share = found / slots;
+            let context = format!("{} on {}: {found:.0} of {slots:.0} instructions", instance.name, sheet.name);
+            println!("{context}, {:.0} %", 100.0 * share);
+            // A tile of small rows in e4m3 has as many instructions as one of four times the bytes.
+            let is_small = DecodeShape::of(&instance).row_bytes < 128;
+            assert!(share < if is_small { 0.75 } else { 0.5 }, "{context}");
         }
     }
 }

@@ -191,7 +191,10 @@ fn tensor_instruction(instance: &Instance) -> Option<&'static str> {
     } else if calls("mma_m8n8k4_") {
         Some("HMMA.884.F32.F32")
     } else if tiled || calls("mma_m16n8k16(") {
-        Some(if instance.name.contains("bf16") { "HMMA.16816.F32.BF16" } else { "HMMA.16816.F32" })
+        // Decode attention widens a cache in e4m3 to f16.
+        let is_f16 = instance.source == sources::ATTENTION_DECODE && instance.name.ends_with("_e4m3");
+        let is_bf16 = instance.name.contains("bf16") && !is_f16;
+        Some(if is_bf16 { "HMMA.16816.F32.BF16" } else { "HMMA.16816.F32" })
     } else {
         None
     }
@@ -244,13 +247,13 @@ fn check_code(instance: &Instance, chip: Chip, code: &[String]) {
     if instance.name.starts_with("mmvq") {
         assert!(code.iter().any(|c| c.starts_with("IDP.4A")), "{context} multiplies no four bytes at once");
     }
-    let copies = [sources::GEMM_MMA, sources::GEMM_SKINNY, sources::EXPERT_MMA].contains(&instance.source);
-    if copies || instance.name.starts_with("gemm_f8") {
+    let copying = [sources::GEMM_MMA, sources::GEMM_SKINNY, sources::EXPERT_MMA, sources::ATTENTION_DECODE];
+    if copying.contains(&instance.source) || instance.name.starts_with("gemm_f8") {
         assert!(code.iter().any(|c| c.starts_with("LDGSTS.E.BYPASS")), "{context} does not copy behind its back");
         assert!(code.iter().any(|c| c.starts_with("LDSM")), "{context} has no ldmatrix");
     }
     let is_e4m3 = instance.name.ends_with("_e4m3");
-    if instance.source == sources::ATTENTION_DECODE {
+    if instance.source == sources::ATTENTION_DECODE_VOLTA {
         // A lane loads eight elements of a key at once.
         let wide = if is_e4m3 { ".64" } else { ".128" };
         let step = |c: &[String]| count(c, "LDG.E", wide) >= 4 && count(c, "SHFL", "") >= 12;

@@ -2,10 +2,12 @@
 //! once: a CTA that waits for another to end costs a second wave, up to twice the time of the kernel. The registers and
 //! the shared memory are those of the budget, so the check needs neither a compiler nor a GPU.
 
-use octavo_kernels::manifest::{self, AttentionTypes, CacheType, Chip, Dtype, HEAD_SIZES, Instance, LATENT_SIZES};
-use octavo_kernels::params::{AttentionParams, FILL_CTAS, FillParams, LATENT_ROWS, PagedDecodeParams};
+use octavo_kernels::manifest::{
+    self, AttentionTypes, CacheType, Chip, DecodeKernel, Dtype, HEAD_SIZES, Instance, LATENT_SIZES,
+};
+use octavo_kernels::params::{AttentionParams, FILL_CTAS, FillParams, KV_BLOCK, PagedDecodeParams};
 use octavo_kernels::parts::SKINNY_OUTPUTS;
-use octavo_kernels::plan::{DecodePlan, decode_columns, split_tokens};
+use octavo_kernels::plan::{DecodePlan, DecodeTile, split_tokens};
 use octavo_kernels::sources::{self, SOURCES};
 use octavo_kernels::usage::{Usage, occupancy};
 use octavo_ops::datasheet::DataSheet;
@@ -25,22 +27,15 @@ fn resident(budget: &Budget, chip: Chip, instance: &Instance) -> u32 {
 /// Numbers and lengths of sequences.
 const LOADS: [(usize, u32); 5] = [(1, 300), (1, 131_072), (32, 4096), (7, 5000), (256, 1024)];
 
-/// Query heads that a CTA of decode attention processes, and CTAs that a multiprocessor holds.
-#[derive(Clone, Copy)]
-struct Tile {
-    heads: u32,
-    resident: u32,
-}
-
 /// Returns the grid of decode attention for sequences of these lengths.
-fn decode_grid([q_heads, kv_heads]: [u32; 2], tile: Tile, lengths: &[u32], processors: u32) -> [u32; 3] {
+fn decode_grid([q_heads, kv_heads]: [u32; 2], tile: DecodeTile, lengths: &[u32], processors: u32) -> [u32; 3] {
     let params = PagedDecodeParams {
         attention: AttentionParams { q_heads, kv_heads, ..AttentionParams::default() },
         ..PagedDecodeParams::default()
     };
     let starts: Vec<u32> = (0..=lengths.len() as u32).collect();
     let splits = DecodePlan::write(&starts, lengths, split_tokens, &mut Vec::new()).splits;
-    params.grid(tile.heads, decode_columns(params.rows(tile.heads), tile.resident, processors, splits))
+    tile.grid(&params, processors, splits)
 }
 
 #[test]
@@ -55,11 +50,9 @@ fn decode_attention_runs_in_one_wave() {
                 .flat_map(|&d| [1, 2, 3, 4, 7, 8, 12].map(|g| [1, 2, 4, 8, 16].map(|kv| (d, g, kv))))
                 .flatten()
             {
-                let instance =
-                    manifest::paged_decode(types, head_size, group as usize).expect("there is such a kernel");
+                let kernel = manifest::paged_decode(chip, types, head_size, group as usize);
+                let DecodeKernel { instance, tile } = kernel.expect("there is such a kernel");
                 let held = resident(&budget, chip, &instance);
-                let heads = manifest::decode_head_tile(group as usize);
-                let tile = Tile { heads, resident: manifest::decode_ctas(heads) };
                 for (&processors, lengths) in devices.iter().flat_map(|p| LOADS.map(|l| (p, l))) {
                     let lengths = vec![lengths.1; lengths.0];
                     let [x, y, z] = decode_grid([kv_heads * group, kv_heads], tile, &lengths, processors);
@@ -80,9 +73,8 @@ fn latent_attention_runs_in_one_wave() {
     let mut checked = 0;
     for (chip, devices) in PROCESSORS {
         for (dtype, sizes) in [Dtype::F16, Dtype::Bf16].into_iter().flat_map(|d| LATENT_SIZES.map(|sizes| (d, sizes))) {
-            let Some(instance) = manifest::latent_decode(chip, dtype, sizes) else { continue };
+            let Some(DecodeKernel { instance, tile }) = manifest::latent_decode(chip, dtype, sizes) else { continue };
             let held = resident(&budget, chip, &instance);
-            let tile = Tile { heads: LATENT_ROWS, resident: manifest::latent_ctas(chip) };
             assert!(held >= tile.resident, "{} on {}: {held} resident", instance.name, chip.arch());
             for (&processors, lengths) in devices.iter().flat_map(|p| LOADS.map(|l| (p, l))) {
                 for q_heads in [16, 20, 128] {
@@ -96,15 +88,62 @@ fn latent_attention_runs_in_one_wave() {
     assert!(checked > 100, "{checked}");
 }
 
-/// By Little's law, bytes in flight are bandwidth times latency.
+/// GPUs whose memory is kept busy.
+const DEVICES: [(Chip, DataSheet); 3] =
+    [(Chip::SM_89, DataSheet::L40S), (Chip::SM_90, DataSheet::H100), (Chip::SM_90, DataSheet::H200)];
+
+/// Returns the number of bytes that each multiprocessor has in flight when the memory is busy: by Little's law, bandwidth times
+/// latency.
+fn needed_in_flight(sheet: &DataSheet) -> f64 {
+    const LATENCY: f64 = 700e-9;
+    sheet.bandwidth * LATENCY / f64::from(sheet.processors)
+}
+
+/// Sizes of an instance of decode attention on tensor cores, which are arguments of its template.
+pub(crate) struct DecodeShape {
+    /// Number of bytes of a key or of a value.
+    pub(crate) row_bytes: usize,
+    warps: usize,
+    stages: usize,
+}
+
+impl DecodeShape {
+    pub(crate) fn of(instance: &Instance) -> Self {
+        let numbers: Vec<usize> = instance.call.split([',', '>']).filter_map(|part| part.trim().parse().ok()).collect();
+        let [size, _, warps, stages] = numbers[..] else { panic!("{}: {}", instance.name, instance.call) };
+        let bytes = if instance.name.ends_with("_e4m3") { 1 } else { 2 };
+        Self { row_bytes: size * bytes, warps, stages }
+    }
+}
+
+#[test]
+fn keys_and_values_of_decode_are_asked_for_in_time() {
+    let budget = budget();
+    for (chip, sheet) in DEVICES {
+        let needed = needed_in_flight(&sheet);
+        let dtypes = [Dtype::F16, Dtype::Bf16];
+        for types in dtypes.into_iter().flat_map(|dtype| CacheType::ALL.map(|cache| AttentionTypes { dtype, cache })) {
+            for (head_size, group) in HEAD_SIZES.iter().flat_map(|&size| [8, 16].map(|group| (size, group))) {
+                let kernel = manifest::paged_decode(chip, types, head_size, group).expect("there is such a kernel");
+                let DecodeKernel { instance, tile } = kernel;
+                let DecodeShape { row_bytes, warps, stages } = DecodeShape::of(&instance);
+                // One stage is multiplied.
+                let in_flight = tile.resident as usize * warps * (stages - 1) * 2 * KV_BLOCK * row_bytes;
+                let context = format!("{} on {}: {in_flight} of {needed:.0} bytes", instance.name, sheet.name);
+                println!("{context}");
+                assert!(resident(&budget, chip, &instance) >= tile.resident, "{context}");
+                // The time in which a CTA goes from one split to the next is without loads of its own.
+                assert!(in_flight as f64 >= 1.6 * needed, "{context}");
+            }
+        }
+    }
+}
+
 #[test]
 fn weights_of_few_rows_are_asked_for_in_time() {
-    const LATENCY: f64 = 700e-9;
     let budget = budget();
-    for (chip, sheet) in
-        [(Chip::SM_89, DataSheet::L40S), (Chip::SM_90, DataSheet::H100), (Chip::SM_90, DataSheet::H200)]
-    {
-        let needed = sheet.bandwidth * LATENCY / f64::from(sheet.processors);
+    for (chip, sheet) in DEVICES {
+        let needed = needed_in_flight(&sheet);
         for (dtype, rows) in [Dtype::F16, Dtype::Bf16].into_iter().flat_map(|d| manifest::SKINNY_TILES.map(|r| (d, r)))
         {
             let instance = manifest::gemm_skinny(dtype, dtype, rows);
@@ -138,5 +177,6 @@ fn made_up_weights_are_written_in_one_wave() {
 fn no_other_kernel_shares_work_among_a_fixed_number_of_blocks() {
     let strides = |text: &str| text.contains("gridDim.x");
     let found: Vec<_> = SOURCES.iter().copied().filter(|source| strides(source.text)).collect();
-    assert_eq!(found, [sources::ATTENTION_DECODE, sources::ATTENTION_LATENT, sources::FILL]);
+    let shared = [sources::ATTENTION_DECODE, sources::ATTENTION_DECODE_VOLTA, sources::ATTENTION_LATENT, sources::FILL];
+    assert_eq!(found, shared);
 }

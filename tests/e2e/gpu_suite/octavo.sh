@@ -28,7 +28,7 @@ case $command in
         ;;
     "octavo bench kernels"*)
         kernel() { printf '{"kernel": "%s", "on": "%s", "seconds": %s, "bound_seconds": %s, "fraction_of_bound": 0.5}' "$@"; }
-        attention=$(kernel paged_decode_bf16_d128_g4 "8 sequences of 1024 tokens" 4e-5 1e-5)
+        attention=$(kernel paged_decode_bf16_d128_g8 "8 sequences of 1024 tokens" 4e-5 1e-5)
         figures "{\"layers\": 36, \"complete\": false, \"kernels\": [$attention]}"
         broken
         refused='{"kernel": "cublasLt", "on": "qkv 6144x4096, 32 rows", "error": "refused: 15"}'

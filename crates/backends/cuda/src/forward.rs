@@ -7,7 +7,6 @@ use octavo_kernels::params::{
     AttentionParams, DequantizeParams, EmbedParams, GatherRowsParams, GluParams, NormParams, PagedDecodeParams, Params,
     QkvPostParams,
 };
-use octavo_kernels::plan::decode_columns;
 use octavo_ops::{BackendError, EmbedIds, Rows};
 
 use crate::arena::Arena;
@@ -263,13 +262,12 @@ impl<L: Launcher> Machine<L> {
                 let params = fill(params, shape.prefill_plan());
                 self.launch(*kernel, params.prefill_grid(shape.tiles as u32), &params)
             }
-            Attention::Planned { decode, head_tile, resident, prefill, prefill_grid, params } => {
+            Attention::Planned { decode, tile, prefill, prefill_grid, params } => {
                 if shape.splits > 0 {
                     let filled = fill(&params.attention, shape.decode_plan());
                     let params = PagedDecodeParams { attention: filled, ..*params };
-                    let (processors, rows) = (self.launcher.processors(), params.rows(*head_tile));
-                    let columns = decode_columns(rows, *resident, processors, shape.splits as u32);
-                    self.launch(*decode, params.grid(*head_tile, columns), &params)?;
+                    let grid = tile.grid(&params, self.launcher.processors(), shape.splits as u32);
+                    self.launch(*decode, grid, &params)?;
                 }
                 if shape.tiles > 0 {
                     let params = fill(&params.attention, shape.prefill_plan());

@@ -2,9 +2,10 @@
 
 use octavo_kernels::manifest::{self, CacheType, Dtype};
 use octavo_kernels::params::{
-    AttentionParams, DequantizeParams, EmbedParams, GatherRowsParams, GluParams, KV_BLOCK, LATENT_ROWS, LinearParams,
-    MAX_NORM_COLS, NormParams, PagedDecodeParams, PoolRowsParams, QkvPostParams,
+    AttentionParams, DequantizeParams, EmbedParams, GatherRowsParams, GluParams, KV_BLOCK, LinearParams, MAX_NORM_COLS,
+    NormParams, PagedDecodeParams, PoolRowsParams, QkvPostParams,
 };
+use octavo_kernels::plan::DecodeTile;
 use octavo_ops::{
     BackendError, BufferId, Embed, EmbedIds, GluKind, HeadShape, KvPlace, KvScales, Linear, Logits, NormKind, NormOp,
     Op, PagedAttention, Program, QkvPost, Residual, Rope, RopeStyle, Rows, Values, WeightId,
@@ -63,10 +64,7 @@ pub(crate) enum Attention {
     /// One kernel for the sequences that decode, and one for those that prefill.
     Planned {
         decode: KernelId,
-        /// Number of query heads that a CTA of decode processes.
-        head_tile: u32,
-        /// Number of its CTAs that a multiprocessor holds at once.
-        resident: u32,
+        tile: DecodeTile,
         prefill: KernelId,
         /// Returns the grid of prefill for a number of tiles in its plan.
         prefill_grid: fn(&AttentionParams, u32) -> [u32; 3],
@@ -386,12 +384,11 @@ impl Lowering<'_> {
                 let kernel = self.instances.id(manifest::paged_attention(types, op.heads.dim));
                 Attention::Plain { kernel, params }
             }
-            Some(PlannedKernels { decode, head_tile, resident, prefill, prefill_grid }) => {
+            Some(PlannedKernels { decode, prefill, prefill_grid }) => {
                 let (sums, partial, tickets) = (self.layout.partial.1, self.layout.partial.0, self.layout.partial.2);
                 Attention::Planned {
-                    decode: self.instances.id(decode),
-                    head_tile,
-                    resident,
+                    decode: self.instances.id(decode.instance),
+                    tile: decode.tile,
                     prefill: self.instances.id(prefill),
                     prefill_grid,
                     params: PagedDecodeParams {
@@ -412,16 +409,12 @@ impl Lowering<'_> {
         let HeadShape { q, kv, dim, values } = heads;
         match values {
             Values::Own => Some(PlannedKernels {
-                decode: manifest::paged_decode(types, dim, q / kv)?,
-                head_tile: manifest::decode_head_tile(q / kv),
-                resident: manifest::decode_ctas(manifest::decode_head_tile(q / kv)),
+                decode: manifest::paged_decode(chip, types, dim, q / kv)?,
                 prefill: manifest::paged_prefill(chip, types, dim)?,
                 prefill_grid: AttentionParams::prefill_grid,
             }),
             Values::Prefix(rank) => Some(PlannedKernels {
                 decode: manifest::latent_decode(chip, types, (rank, dim))?,
-                head_tile: LATENT_ROWS,
-                resident: manifest::latent_ctas(chip),
                 prefill: manifest::latent_prefill(chip, types, (rank, dim))?,
                 prefill_grid: AttentionParams::latent_prefill_grid,
             }),
@@ -431,9 +424,7 @@ impl Lowering<'_> {
 
 /// Kernels of attention by a plan.
 struct PlannedKernels {
-    decode: manifest::Instance,
-    head_tile: u32,
-    resident: u32,
+    decode: manifest::DecodeKernel,
     prefill: manifest::Instance,
     prefill_grid: fn(&AttentionParams, u32) -> [u32; 3],
 }

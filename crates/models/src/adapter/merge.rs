@@ -48,12 +48,15 @@ pub struct Merged {
     pub changed: usize,
     /// Number of weights that were quantised and are not any more.
     pub unpacked: usize,
+    /// Size of these weights before and now, in bytes.
+    pub unpacked_bytes: [u64; 2],
     /// Size of the weights that were written, in bytes.
     pub bytes: u64,
 }
 
 /// Writes the model with the adapter's deltas added to its weights. Sums are computed in f32 and rounded once to the type of
-/// the weight. Quantised weights are written in the element type of `config.json`.
+/// the weight. Quantised weights are written in the element type of `config.json`; experts in MXFP4 blocks, however, are kept if
+/// the adapter changes none.
 ///
 /// # Errors
 /// Returns an error if a file is missing or damaged, if the adapter does not fit the model, or if the output exists.
@@ -89,8 +92,9 @@ pub fn merge(options: MergeOptions<'_>, progress: &dyn Progress) -> Result<Merge
     write_json(&partial.path.join(CONFIG), &plan.config()?)?;
     partial.finish(options.output)?;
     task.finish();
-    let unpacked = plan.tensors.values().filter(|tensor| matches!(tensor.source, Source::Module)).count();
-    Ok(Merged { changed: adapter.deltas.len(), unpacked, bytes })
+    let unpacked = || plan.tensors.values().filter(|tensor| matches!(tensor.source, Source::Unpacked));
+    let unpacked_bytes = [plan.packed_bytes, unpacked().map(|tensor| tensor.bytes() as u64).sum()];
+    Ok(Merged { changed: adapter.deltas.len(), unpacked: unpacked().count(), unpacked_bytes, bytes })
 }
 
 /// A tensor to write.
@@ -115,8 +119,8 @@ struct Change<'a> {
 enum Source {
     /// In the tensor of this name.
     Stored(String),
-    /// In the tensors of a quantised module.
-    Module,
+    /// In the tensors of a quantised module, or in blocks of all experts.
+    Unpacked,
 }
 
 /// Everything to write.
@@ -125,13 +129,22 @@ struct Plan<'a> {
     tensors: BTreeMap<String, Target<'a>>,
     /// Names of the tensors of each file.
     files: BTreeMap<String, BTreeSet<String>>,
+    /// Size of the quantised weights that are not copied as they are.
+    packed_bytes: u64,
     /// Whether the head becomes a tensor of its own.
     is_untied: bool,
 }
 
 impl<'a> Plan<'a> {
     fn new(base: &'a Checkpoint, adapter: &'a Adapter) -> Result<Self, AdapterError> {
-        let mut plan = Self { base, tensors: BTreeMap::new(), files: BTreeMap::new(), is_untied: false };
+        let stored = experts::stored(base.config());
+        let changes_experts = adapter.deltas.keys().filter_map(|module| stored.get(module)).any(|of| of.slab.count > 1);
+        let unpacked = |tensor: &str| match base.quantised_module(tensor) {
+            Some(module) => Some(format!("{module}.weight")),
+            None => base.packed_experts(tensor).filter(|_| changes_experts).map(str::to_owned),
+        };
+        let (tensors, files) = (BTreeMap::new(), BTreeMap::new());
+        let mut plan = Self { base, tensors, files, packed_bytes: 0, is_untied: false };
         let element = match base.config().dtype.as_str() {
             "float16" | "half" => Dtype::F16,
             "bfloat16" => Dtype::BF16,
@@ -145,11 +158,11 @@ impl<'a> Plan<'a> {
                     "adapters are not merged into folders of sentence-transformers".into(),
                 ));
             }
-            let (name, target) = match base.quantised_module(name) {
-                Some(module) => {
-                    let weight = format!("{module}.weight");
+            let (name, target) = match unpacked(name) {
+                Some(weight) => {
                     let (_, shape) = base.describe(&weight, &[])?;
-                    (weight, Target { source: Source::Module, shape, dtype: element, changes: Vec::new() })
+                    plan.packed_bytes += base.stored(name).map_or(0, |stored| stored.bytes.len() as u64);
+                    (weight, Target { source: Source::Unpacked, shape, dtype: element, changes: Vec::new() })
                 }
                 None => {
                     let stored = base.stored(name).ok_or_else(unknown)?;
@@ -162,7 +175,6 @@ impl<'a> Plan<'a> {
                 plan.files.entry(file.to_owned()).or_default().insert(name);
             }
         }
-        let stored = experts::stored(base.config());
         for (module, delta) in &adapter.deltas {
             match stored.get(module) {
                 Some(weight) => plan.change(adapter, &weight.tensor, weight.slab, delta)?,
@@ -220,7 +232,7 @@ impl<'a> Plan<'a> {
         names.insert(head.to_owned());
         let source = match &table.source {
             Source::Stored(name) => Source::Stored(name.clone()),
-            Source::Module => return,
+            Source::Unpacked => return,
         };
         let copy = Target { source, shape: table.shape.clone(), dtype: table.dtype, changes: Vec::new() };
         self.tensors.insert(head.to_owned(), copy);
@@ -229,7 +241,7 @@ impl<'a> Plan<'a> {
 
     /// Returns `config.json` of the merged model.
     fn config(&self) -> Result<Value, AdapterError> {
-        let is_unpacked = self.tensors.values().any(|tensor| matches!(tensor.source, Source::Module));
+        let is_unpacked = self.tensors.values().any(|tensor| matches!(tensor.source, Source::Unpacked));
         let change = |object: &mut Map<String, Value>| {
             if is_unpacked {
                 SETTINGS.iter().for_each(|key| _ = object.shift_remove(*key));
@@ -315,7 +327,7 @@ impl Lazy<'_> {
                 return bytes.map(Cow::Borrowed).ok_or_else(|| WeightError::Missing(name.clone()));
             }
             Source::Stored(name) => self.base.tensor(name)?,
-            Source::Module => self.base.tensor(self.name)?,
+            Source::Unpacked => self.base.tensor(self.name)?,
         };
         let unreadable = || WeightError::Invalid {
             name: self.name.to_owned(),

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use half::{bf16, f16};
 use octavo_ops::{StorageType, TensorData, WeightError, WeightSource};
@@ -13,10 +14,29 @@ use super::{Checkpoint, TensorInfo};
 const BLOCK: usize = 32;
 const CODES: usize = BLOCK / 2;
 
+/// The quantised matrix of all heads that was read last, by its name, so that it is not unpacked for each of them.
+#[derive(Debug, Default)]
+pub(super) struct Unpacked(Mutex<Option<(String, Arc<TensorData<'static>>)>>);
+
+impl Unpacked {
+    fn read(&self, checkpoint: &Checkpoint, name: &str) -> Result<Arc<TensorData<'static>>, WeightError> {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, tensor)) = last.as_ref().filter(|(known, _)| known == name) {
+            return Ok(Arc::clone(tensor));
+        }
+        let TensorData { storage, shape, bytes } = checkpoint.tensor(name)?;
+        let tensor = Arc::new(TensorData { storage, shape, bytes: bytes.into_owned().into() });
+        *last = Some((name.to_owned(), Arc::clone(&tensor)));
+        Ok(tensor)
+    }
+}
+
 /// A tensor that is made from others.
 pub(crate) enum Derived<'a> {
     /// A tensor of one expert.
     Expert(ExpertTensor),
+    /// The matrices of all experts.
+    Unpacked(UnpackedExperts),
     /// A matrix of one head.
     Head(HeadTensor),
     /// The difference of two rows.
@@ -87,6 +107,13 @@ pub(crate) enum Packed {
     Mxfp4 { blocks: String, scales: String },
 }
 
+/// The matrices of all experts `[experts, inputs, outputs]` in bf16, in which MXFP4 is exact.
+pub(crate) struct UnpackedExperts {
+    /// Tensors as in [`Packed::Mxfp4`].
+    pub(crate) blocks: String,
+    pub(crate) scales: String,
+}
+
 /// Some rows of one head of a matrix `[heads · rows, cols]`.
 pub(crate) struct HeadTensor {
     /// Name of the matrix.
@@ -106,6 +133,7 @@ impl Derived<'_> {
     pub(super) fn describe(&self, checkpoint: &Checkpoint) -> Result<(StorageType, Vec<usize>), WeightError> {
         match self {
             Self::Expert(tensor) => tensor.describe(checkpoint),
+            Self::Unpacked(experts) => experts.describe(checkpoint),
             Self::Head(tensor) => tensor.describe(checkpoint),
             Self::Difference(rows) => rows.describe(checkpoint),
             Self::Transposed(source) => transposed_shape(checkpoint, source),
@@ -117,6 +145,7 @@ impl Derived<'_> {
     pub(super) fn read<'a>(&self, checkpoint: &'a Checkpoint) -> Result<TensorData<'a>, WeightError> {
         match self {
             Self::Expert(tensor) => tensor.read(checkpoint),
+            Self::Unpacked(experts) => experts.read(checkpoint),
             Self::Head(tensor) => tensor.read(checkpoint),
             Self::Difference(rows) => rows.read(checkpoint),
             Self::Transposed(source) => transposed(checkpoint, source),
@@ -141,6 +170,8 @@ fn transposed<'a>(checkpoint: &'a Checkpoint, source: &str) -> Result<TensorData
 }
 
 impl HeadTensor {
+    /// Returns storage type and shape. Quantised rows keep their blocks. Columns of blocks are no blocks, so that they become
+    /// f32, in which every value is exact.
     fn describe(&self, checkpoint: &Checkpoint) -> Result<(StorageType, Vec<usize>), WeightError> {
         let Self { source, heads, head, rows, transposed } = self;
         let (storage, shape) = checkpoint.describe(source, &[])?;
@@ -151,24 +182,52 @@ impl HeadTensor {
                 return Err(invalid(source, reason));
             }
         };
-        let shape = if *transposed { vec![cols, rows.len()] } else { vec![rows.len(), cols] };
-        Ok((plain(source, storage)?, shape))
+        Ok(match *transposed {
+            true if storage.block_elements() == 1 => (storage, vec![cols, rows.len()]),
+            true => (StorageType::F32, vec![cols, rows.len()]),
+            false => (storage, vec![rows.len(), cols]),
+        })
     }
 
     fn read<'a>(&self, checkpoint: &'a Checkpoint) -> Result<TensorData<'a>, WeightError> {
         let (storage, shape) = self.describe(checkpoint)?;
-        let whole = checkpoint.tensor(&self.source)?;
-        let (all, cols) = (whole.shape[0], whole.shape[1]);
-        let row = cols * storage.block_bytes();
+        let (stored, whole) = checkpoint.describe(&self.source, &[])?;
+        let (all, cols) = (whole[0], whole[1]);
+        let unfit = || invalid(&self.source, format!("its {cols} columns are no whole blocks of {stored}"));
+        let row = stored.bytes_for(cols).ok_or_else(unfit)?;
         let first = (all / self.heads * self.head + self.rows.start) * row;
         let range = first..first + self.rows.len() * row;
-        let bytes = match (self.transposed, whole.bytes) {
-            (true, bytes) => Cow::Owned(columns(&bytes[range], storage.block_bytes(), self.rows.len(), 0, 1)),
+        if stored.block_elements() > 1 {
+            let whole = checkpoint.unpacked.read(checkpoint, &self.source)?;
+            let rows = &whole.bytes[range];
+            let bytes =
+                if self.transposed { self.columns(&in_f32(rows, stored, cols), storage) } else { rows.to_vec() };
+            return Ok(TensorData { storage, shape, bytes: bytes.into() });
+        }
+        let bytes = match (self.transposed, checkpoint.tensor(&self.source)?.bytes) {
+            (true, bytes) => self.columns(&bytes[range], storage).into(),
             (false, Cow::Borrowed(bytes)) => Cow::Borrowed(&bytes[range]),
             (false, Cow::Owned(bytes)) => Cow::Owned(bytes[range].to_vec()),
         };
         Ok(TensorData { storage, shape, bytes })
     }
+
+    /// Returns the columns of the head's rows, each as a row.
+    fn columns(&self, rows: &[u8], storage: StorageType) -> Vec<u8> {
+        columns(rows, storage.block_bytes(), self.rows.len(), 0, 1)
+    }
+}
+
+/// Returns quantised rows of `cols` elements in f32.
+fn in_f32(rows: &[u8], storage: StorageType, cols: usize) -> Vec<u8> {
+    let (Some(decode), Some(size)) = (storage.decoder(), storage.bytes_for(cols)) else { return Vec::new() };
+    let mut values = vec![0.0; cols];
+    let mut out = Vec::with_capacity(rows.len() / size.max(1) * cols * size_of::<f32>());
+    for row in rows.chunks_exact(size.max(1)) {
+        decode(row, &mut values);
+        out.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+    }
+    out
 }
 
 impl ExpertTensor {
@@ -218,6 +277,54 @@ impl ExpertTensor {
         let bytes = &file[info.range.clone()];
         let size = bytes.len() / info.shape[0].max(1);
         &bytes[self.slab * size..(self.slab + 1) * size]
+    }
+}
+
+impl UnpackedExperts {
+    fn describe(&self, checkpoint: &Checkpoint) -> Result<(StorageType, Vec<usize>), WeightError> {
+        let (info, scale) = (find(checkpoint, &self.blocks)?.0, find(checkpoint, &self.scales)?.0);
+        let inputs = check_blocks(&self.blocks, info, &self.scales, scale)?;
+        Ok((StorageType::BF16, vec![info.shape[0], inputs, info.shape[1]]))
+    }
+
+    fn read(&self, checkpoint: &Checkpoint) -> Result<TensorData<'static>, WeightError> {
+        let (storage, shape) = self.describe(checkpoint)?;
+        let [experts, inputs, outputs] = [shape[0], shape[1], shape[2]];
+        let bytes = |name| find(checkpoint, name).map(|(info, file)| &file[info.range.clone()]);
+        let (blocks, scales) = (bytes(&self.blocks)?, bytes(&self.scales)?);
+        let groups = outputs * inputs / BLOCK;
+        let size = inputs * outputs * storage.block_bytes();
+        let mut out = vec![0; experts * size];
+        let each = experts.div_ceil(std::thread::available_parallelism().map_or(1, usize::from)).max(1);
+        std::thread::scope(|scope| {
+            let parts = blocks.chunks((each * groups * CODES).max(1)).zip(scales.chunks((each * groups).max(1)));
+            for (out, (blocks, scales)) in out.chunks_mut((each * size).max(1)).zip(parts) {
+                scope.spawn(move || {
+                    let experts = blocks.chunks(groups * CODES).zip(scales.chunks(groups));
+                    for (out, (blocks, scales)) in out.chunks_mut(size).zip(experts) {
+                        unpack_mxfp4(&mxfp4(blocks, scales, inputs / BLOCK, 0, 1), inputs, out);
+                    }
+                });
+            }
+        });
+        Ok(TensorData { storage, shape, bytes: out.into() })
+    }
+}
+
+/// Writes rows of blocks as columns of bf16.
+fn unpack_mxfp4(blocks: &[u8], inputs: usize, out: &mut [u8]) {
+    let (Some(decode), Some(row)) = (StorageType::Mxfp4.decoder(), StorageType::Mxfp4.bytes_for(inputs)) else {
+        return;
+    };
+    let outputs = blocks.len() / row.max(1);
+    // As many rows as fill a cache line of each column.
+    let mut values = vec![vec![0.0; inputs]; BLOCK];
+    for (index, rows) in blocks.chunks(row.max(1) * BLOCK).enumerate() {
+        let rows = rows.chunks_exact(row.max(1)).zip(&mut values).map(|(row, values)| decode(row, values)).count();
+        for (input, column) in out.chunks_exact_mut(outputs * size_of::<bf16>()).enumerate() {
+            let column = column.as_chunks_mut().0[index * BLOCK..][..rows].iter_mut();
+            column.zip(&values).for_each(|(out, values)| *out = bf16::from_f32(values[input]).to_le_bytes());
+        }
     }
 }
 
@@ -271,11 +378,7 @@ fn find<'a>(checkpoint: &'a Checkpoint, name: &str) -> Result<(&'a TensorInfo, &
 
 /// Returns the storage type of a tensor of plain numbers.
 fn storage(name: &str, info: &TensorInfo) -> Result<StorageType, WeightError> {
-    plain(name, info.storage.clone().map_err(|dtype| super::unsupported(name, &dtype))?)
-}
-
-/// Returns a storage type if it is one of plain numbers.
-fn plain(name: &str, storage: StorageType) -> Result<StorageType, WeightError> {
+    let storage = info.storage.clone().map_err(|dtype| super::unsupported(name, &dtype))?;
     match storage.block_elements() {
         1 => Ok(storage),
         _ => Err(invalid(name, format!("it is stored as {storage}, expected plain numbers"))),
@@ -301,6 +404,25 @@ mod tests {
         assert_eq!(columns(&bytes, 1, 2, 1, 2), [2, 6, 4, 8]);
         assert_eq!(columns(&bytes, 2, 2, 0, 1), [1, 2, 5, 6, 3, 4, 7, 8]);
         assert_eq!(columns(&bytes, 1, 1, 1, 3), [2, 5, 8]);
+    }
+
+    #[test]
+    fn rows_of_blocks_become_columns() {
+        // Forty rows of two blocks, whose elements are all -1 times a power of two, but the first, which is 6 times that.
+        let power = |row: usize, group: usize| ((row + 3 * group) % 9) as i32 - 4;
+        let block = |row: usize, group: usize| {
+            let codes = std::iter::once(0xa7).chain([0xaa; CODES - 1]);
+            std::iter::once((power(row, group) + 127) as u8).chain(codes).collect::<Vec<_>>()
+        };
+        let blocks: Vec<u8> = (0..40).flat_map(|row| [block(row, 0), block(row, 1)].concat()).collect();
+        let mut out = vec![0; 64 * 40 * 2];
+        unpack_mxfp4(&blocks, 64, &mut out);
+        for (at, value) in out.as_chunks().0.iter().enumerate() {
+            let (input, row) = (at / 40, at % 40);
+            let factor = if input % BLOCK == 0 { 6.0 } else { -1.0 };
+            let expected = factor * (power(row, input / BLOCK) as f32).exp2();
+            assert_eq!(bf16::from_le_bytes(*value).to_f32(), expected, "input {input}, row {row}");
+        }
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub use processor::{ImageSize, ProcessorConfig, Resample, ViewText};
 pub use sentence::SentenceSettings;
 pub use tokenizer::{GgufTokenizer, TokenizerData};
 
-pub(crate) use derived::{Derived, ExpertTensor, HeadTensor, Packed, RowDifference};
+pub(crate) use derived::{Derived, ExpertTensor, HeadTensor, Packed, RowDifference, UnpackedExperts};
 pub(crate) use gguf::{MetadataView, takes_images};
 pub(crate) use hf::read_object;
 pub(crate) use quantised::{QUANTISATION, Quantisation, is_side_file};
@@ -159,6 +159,7 @@ pub struct Checkpoint {
     config: ModelConfig,
     generation: GenerationConfig,
     chat_template: Option<String>,
+    unpacked: derived::Unpacked,
 }
 
 #[derive(Debug)]
@@ -217,7 +218,14 @@ impl Checkpoint {
         {
             (vision, config) = (Some(Box::new(file)), config.with_vision(encoder).map_err(fail)?);
         }
-        Ok(Self { path: path.to_owned(), files: Files::Gguf { text, vision }, config, generation, chat_template })
+        Ok(Self {
+            path: path.to_owned(),
+            files: Files::Gguf { text, vision },
+            config,
+            generation,
+            chat_template,
+            unpacked: derived::Unpacked::default(),
+        })
     }
 
     fn open_directory(path: &Path, options: &OpenOptions) -> Result<Checkpoint, CheckpointError> {
@@ -232,7 +240,14 @@ impl Checkpoint {
         let quantisation = texts.quantisation(config.family)?;
         let kv_scheme = texts.kv_scheme()?;
         let files = Files::HuggingFace { shards, texts: Box::new(texts), quantisation, kv_scheme };
-        Ok(Self { path: path.to_owned(), files, config, generation, chat_template })
+        Ok(Self {
+            path: path.to_owned(),
+            files,
+            config,
+            generation,
+            chat_template,
+            unpacked: derived::Unpacked::default(),
+        })
     }
 
     /// Opens a Hugging Face directory without its weights, which need not exist. Its program has tensors of the element
@@ -264,7 +279,14 @@ impl Checkpoint {
         };
         let (generation, chat_template) = (texts.generation_config()?, texts.chat_template()?);
         let files = Files::Dummy { storage, texts: Box::new(texts) };
-        Ok(Self { path: path.to_owned(), files, config, generation, chat_template })
+        Ok(Self {
+            path: path.to_owned(),
+            files,
+            config,
+            generation,
+            chat_template,
+            unpacked: derived::Unpacked::default(),
+        })
     }
 
     /// Opens a checkpoint to read its shape. It is opened with its weights if there are any, because they determine the
@@ -414,6 +436,12 @@ impl Checkpoint {
         let Files::HuggingFace { quantisation: Some(quantisation), .. } = &self.files else { return None };
         let ends = tensor.match_indices('.').filter(|(at, _)| &tensor[*at..] != ".bias").map(|(at, _)| &tensor[..at]);
         ends.into_iter().find(|module| quantisation.weight(self, &format!("{module}.weight")).is_some())
+    }
+
+    /// Returns the tensor of all experts of which another one has blocks or scales.
+    pub(crate) fn packed_experts<'a>(&self, tensor: &'a str) -> Option<&'a str> {
+        let stem = tensor.strip_suffix("_blocks").or_else(|| tensor.strip_suffix("_scales"))?;
+        matches!(self.derived(stem), Some(Derived::Unpacked(_))).then_some(stem)
     }
 
     /// Returns whether there is a tensor with this name, of any type.

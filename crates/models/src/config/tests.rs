@@ -367,6 +367,7 @@ fn settings_of_quantised_weights_that_are_not_supported_are_named() {
     let quantised = |config: Value| read(minimal("llama", json!({"quantization_config": config})));
     for config in [
         json!({"quant_method": "gptq", "bits": 4, "sym": true, "dynamic": {}}),
+        json!({"quant_method": "gptq", "bits": 4, "dynamic": {"-:lm_head": {}, "-:.*gate$": {}}}),
         json!({"quant_method": "awq", "w_bit": 4, "version": "GEMM"}),
         json!({"quant_method": "fp8", "weight_block_size": [128, 128]}),
         json!({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"block_structure": "128x128"}}}}),
@@ -380,7 +381,10 @@ fn settings_of_quantised_weights_that_are_not_supported_are_named() {
         (json!({"quant_method": "gptq"}), "'bits' is missing"),
         (json!({"quant_method": "gptq", "bits": 3}), "GPTQ with 'bits': 3"),
         (json!({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}), "'checkpoint_format': marlin"),
-        (json!({"quant_method": "gptq", "bits": 4, "dynamic": {"-:lm_head": {}}}), "settings by module ('dynamic')"),
+        (
+            json!({"quant_method": "gptq", "bits": 4, "dynamic": {"-:lm_head": {}, "+:.*down": {"bits": 8}}}),
+            "settings for some",
+        ),
         (json!({"quant_method": "awq", "version": "gemv"}), "AWQ with 'version': gemv"),
         (json!({"quant_method": "awq", "bits": 8}), "AWQ with 'bits': 8"),
         (json!({"quant_method": "modelopt", "quant_algo": "MXFP8"}), "ModelOpt with 'quant_algo': MXFP8"),

@@ -6,7 +6,7 @@
 use octavo_ops::{GluKind, RopeStyle};
 
 use super::{Family, Gguf, OwnLayout};
-use crate::checkpoint::{Checkpoint, Derived, ExpertTensor, Packed};
+use crate::checkpoint::{Checkpoint, Derived, ExpertTensor, Packed, UnpackedExperts};
 use crate::config::hf::Defaults;
 use crate::config::{ConfigError, ExpertsConfig, Fields, Keys, ModelConfig, RopeScaling, experts, gguf, hf, slides};
 use crate::program::names::{Names, Role};
@@ -78,9 +78,15 @@ fn complete(config: &mut ModelConfig, experts: ExpertsConfig, intermediate_size:
     }
 }
 
-/// Returns the tensor of one expert, `STEM.experts.N.PROJECTION.KIND`, as a part of those of all experts.
+/// Returns the tensor of one expert, `STEM.experts.N.PROJECTION.KIND`, as a part of those of all experts, or a tensor of all
+/// experts that is stored in blocks.
 fn derived(checkpoint: &Checkpoint, name: &str) -> Option<Derived<'static>> {
+    let packed = |tensor: &str| [format!("{tensor}_blocks"), format!("{tensor}_scales")];
     let (stem, rest) = name.split_once(".experts.")?;
+    if matches!(rest, "gate_up_proj" | "down_proj") {
+        let [blocks, scales] = packed(name);
+        return checkpoint.has_tensor(&blocks).then_some(Derived::Unpacked(UnpackedExperts { blocks, scales }));
+    }
     let (slab, rest) = rest.split_once('.')?;
     let (projection, kind) = rest.split_once('.')?;
     let (projection, first, step) = match projection {
@@ -93,9 +99,9 @@ fn derived(checkpoint: &Checkpoint, name: &str) -> Option<Derived<'static>> {
     let source = match kind {
         "bias" => Packed::Columns(format!("{tensor}_bias")),
         "weight" => {
-            let blocks = format!("{tensor}_blocks");
+            let [blocks, scales] = packed(&tensor);
             match checkpoint.has_tensor(&blocks) {
-                true => Packed::Mxfp4 { blocks, scales: format!("{tensor}_scales") },
+                true => Packed::Mxfp4 { blocks, scales },
                 false => Packed::Columns(tensor),
             }
         }

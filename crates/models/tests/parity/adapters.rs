@@ -16,7 +16,7 @@ use crate::limits::{CANDLE, MERGED, on_cpu};
 use crate::support::{Golden, Session, checkpoint, instruction_sets, testdata, words};
 
 /// Every adapter, with its base, and what was merged: changed and unpacked weights.
-const ADAPTERS: [(&str, &str, usize, usize); 7] = [
+const ADAPTERS: [(&str, &str, usize, usize); 8] = [
     ("patterns", "qwen3-sharded", 7, 0),
     ("embedding", "qwen2", 3, 0),
     ("qlora", "quantised/nf4", 7, 7),
@@ -25,6 +25,8 @@ const ADAPTERS: [(&str, &str, usize, usize); 7] = [
     // Three layers of o, two of which have a router and six experts.
     ("expert-parameters", "qwen3-moe", 41, 0),
     ("expert-columns", "gpt-oss", 32, 0),
+    // Gate with up, and down, of two layers are no longer in blocks.
+    ("expert-blocks", "gpt-oss-mxfp4", 32, 4),
     // Two layers of o and five experts, whose gate and up are one weight.
     ("expert-rows", "granitemoe", 12, 0),
 ];

@@ -122,6 +122,9 @@ golden_tests! {
     gpt_oss_gguf: "gpt-oss-gguf";
     deepseek_v2_with_a_dense_layer: "deepseek-v2";
     deepseek_v3_with_yarn: "deepseek-v3";
+    mixtral_in_fp8_by_rows: "mixtral-fp8";
+    qwen3_moe_in_fp8_by_blocks: "qwen3-moe-fp8";
+    deepseek_v3_in_fp8_by_blocks: "deepseek-v3-fp8";
     deepseek_v2_gguf: "deepseek-v2-gguf";
     deepseek_v3_gguf: "deepseek-v3-gguf";
 }

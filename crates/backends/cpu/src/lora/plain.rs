@@ -1,7 +1,5 @@
 //! The common definition of the kernels.
 
-use half::bf16;
-
 use super::ROWS;
 use crate::rows::{LANES, fma};
 
@@ -11,7 +9,7 @@ pub(super) fn multiply_f32<const FMA: bool>(
     panel: &[[f32; LANES]],
     sums: &mut [[f32; LANES]; ROWS],
 ) {
-    *sums = multiply::<FMA, 1, _>(x, panel, |x| x);
+    *sums = multiply::<FMA, 1, f32>(x, panel);
 }
 
 #[inline(always)]
@@ -20,7 +18,7 @@ pub(super) fn multiply_bf16<const FMA: bool>(
     panel: &[[u16; LANES]],
     sums: &mut [[f32; LANES]; ROWS],
 ) {
-    *sums = multiply::<FMA, 1, _>(x, panel, |bits| bf16::from_bits(bits).to_f32());
+    *sums = multiply::<FMA, 1, u16>(x, panel);
 }
 
 #[inline(always)]
@@ -29,7 +27,7 @@ pub(super) fn multiply_f32_apart<const FMA: bool>(
     panel: &[[f32; LANES]],
     sums: &mut [[f32; LANES]; ROWS],
 ) {
-    *sums = multiply::<FMA, 2, _>(x, panel, |x| x);
+    *sums = multiply::<FMA, 2, f32>(x, panel);
 }
 
 #[inline(always)]
@@ -38,28 +36,45 @@ pub(super) fn multiply_bf16_apart<const FMA: bool>(
     panel: &[[u16; LANES]],
     sums: &mut [[f32; LANES]; ROWS],
 ) {
-    *sums = multiply::<FMA, 2, _>(x, panel, |bits| bf16::from_bits(bits).to_f32());
+    *sums = multiply::<FMA, 2, u16>(x, panel);
+}
+
+/// Numbers of a panel: f32, or the bits of bf16.
+trait Number: Copy {
+    fn widen(self) -> f32;
+}
+
+impl Number for f32 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
+}
+
+impl Number for u16 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self) << 16)
+    }
 }
 
 /// Returns the sums over the rows of a panel. The rows are added in `CHAINS` sums by turns, so that an addition waits for as
 /// many fewer others.
 #[inline(always)]
-fn multiply<const FMA: bool, const CHAINS: usize, T: Copy>(
+fn multiply<const FMA: bool, const CHAINS: usize, T: Number>(
     x: [&[f32]; ROWS],
     panel: &[[T; LANES]],
-    widen: impl Fn(T) -> f32,
 ) -> [[f32; LANES]; ROWS] {
     let x = x.map(|row| &row[..panel.len()]);
     let mut sums = [[[0.0f32; LANES]; ROWS]; CHAINS];
     let (turns, last) = panel.as_chunks::<CHAINS>();
     for (turn, weights) in turns.iter().enumerate() {
         for chain in 0..CHAINS {
-            add::<FMA>(x.map(|row| row[CHAINS * turn + chain]), weights[chain].map(&widen), &mut sums[chain]);
+            add::<FMA, T>(x, CHAINS * turn + chain, &weights[chain], &mut sums[chain]);
         }
     }
     for (chain, weights) in last.iter().enumerate() {
-        let at = turns.len() * CHAINS + chain;
-        add::<FMA>(x.map(|row| row[at]), weights.map(&widen), &mut sums[chain]);
+        add::<FMA, T>(x, turns.len() * CHAINS + chain, weights, &mut sums[chain]);
     }
     let mut first = sums[0];
     for other in &sums[1..] {
@@ -70,12 +85,22 @@ fn multiply<const FMA: bool, const CHAINS: usize, T: Copy>(
     first
 }
 
-/// Adds a row of a panel times an element of each row.
+/// Adds a row of a panel times element `at` of each row. It has no closures, because the compiler does not inline every one of
+/// them into functions of an instruction set.
 #[inline(always)]
-fn add<const FMA: bool>(x: [f32; ROWS], weights: [f32; LANES], sums: &mut [[f32; LANES]; ROWS]) {
-    for (x, sums) in x.into_iter().zip(sums) {
-        for (sum, weight) in sums.iter_mut().zip(weights) {
-            *sum = fma::<FMA>(x, weight, *sum);
+fn add<const FMA: bool, T: Number>(
+    x: [&[f32]; ROWS],
+    at: usize,
+    weights: &[T; LANES],
+    sums: &mut [[f32; LANES]; ROWS],
+) {
+    let mut wide = [0.0; LANES];
+    for (wide, weight) in wide.iter_mut().zip(weights) {
+        *wide = weight.widen();
+    }
+    for row in 0..ROWS {
+        for (sum, weight) in sums[row].iter_mut().zip(wide) {
+            *sum = fma::<FMA>(x[row][at], weight, *sum);
         }
     }
 }

@@ -262,24 +262,19 @@ fn code_at(panel: &[u8], layout: &Layout, kind: Codes, group: usize, k: usize, r
 /// Each kind has a loop of its own, whose lengths the compiler knows: it is vectorised, and weights are read once for four
 /// rows.
 #[inline(always)]
-pub(super) fn multiply_dense<const FMA: bool>(
-    kind: PanelKind,
-    panel: &[u8],
-    x: &[&[f32]],
-    results: &mut [[f32; PANEL]],
-) {
+pub(super) fn multiply_dense(kind: PanelKind, panel: &[u8], x: &[&[f32]], results: &mut [[f32; PANEL]]) {
     for (x, results) in x.chunks(4).zip(results.chunks_mut(4)) {
         match kind {
-            PanelKind::F32 => dense_rows::<FMA, 1, { 4 * PANEL }>(panel, x, results, |step| {
+            PanelKind::F32 => dense_rows::<1, { 4 * PANEL }>(panel, x, results, |step| {
                 let (lanes, _) = step.as_chunks::<4>();
                 [std::array::from_fn(|lane| f32::from_le_bytes(lanes[lane]))]
             }),
-            PanelKind::F16 => dense_rows::<FMA, 1, { 2 * PANEL }>(panel, x, results, |step| {
+            PanelKind::F16 => dense_rows::<1, { 2 * PANEL }>(panel, x, results, |step| {
                 let (lanes, _) = step.as_chunks::<2>();
                 [std::array::from_fn(|lane| f16::from_le_bytes(lanes[lane]).to_f32())]
             }),
             // Two inputs of a row are beside each other: the halves of 32 bits.
-            PanelKind::Bf16 => dense_rows::<FMA, 2, { 4 * PANEL }>(panel, x, results, |step| {
+            PanelKind::Bf16 => dense_rows::<2, { 4 * PANEL }>(panel, x, results, |step| {
                 let (lanes, _) = step.as_chunks::<4>();
                 let pairs: [u32; PANEL] = std::array::from_fn(|lane| u32::from_le_bytes(lanes[lane]));
                 [pairs.map(|pair| f32::from_bits(pair << 16)), pairs.map(|pair| f32::from_bits(pair & 0xffff_0000))]
@@ -294,7 +289,7 @@ pub(super) fn multiply_dense<const FMA: bool>(
 /// Multiplies one to four rows with a panel. A step of the panel has `BYTES` bytes, from which `weights` makes those of
 /// `DEPTH` inputs.
 #[inline(always)]
-fn dense_rows<const FMA: bool, const DEPTH: usize, const BYTES: usize>(
+fn dense_rows<const DEPTH: usize, const BYTES: usize>(
     panel: &[u8],
     x: &[&[f32]],
     results: &mut [[f32; PANEL]],
@@ -303,19 +298,19 @@ fn dense_rows<const FMA: bool, const DEPTH: usize, const BYTES: usize>(
     let (steps, _) = panel.as_chunks::<BYTES>();
     match (x, results) {
         (&[a, b, c, d], [p, q, r, s]) => {
-            let sums = dense_sums::<FMA, 4, DEPTH, BYTES>(steps, [a, b, c, d], weights);
+            let sums = dense_sums::<4, DEPTH, BYTES>(steps, [a, b, c, d], weights);
             [*p, *q, *r, *s] = sums;
         }
         (x, results) => {
             for (x, result) in x.iter().zip(results) {
-                [*result] = dense_sums::<FMA, 1, DEPTH, BYTES>(steps, [x], &weights);
+                [*result] = dense_sums::<1, DEPTH, BYTES>(steps, [x], &weights);
             }
         }
     }
 }
 
 #[inline(always)]
-fn dense_sums<const FMA: bool, const ROWS: usize, const DEPTH: usize, const BYTES: usize>(
+fn dense_sums<const ROWS: usize, const DEPTH: usize, const BYTES: usize>(
     steps: &[[u8; BYTES]],
     x: [&[f32]; ROWS],
     weights: impl Fn(&[u8; BYTES]) -> [[f32; PANEL]; DEPTH],
@@ -327,7 +322,7 @@ fn dense_sums<const FMA: bool, const ROWS: usize, const DEPTH: usize, const BYTE
         let weights = weights(step);
         for (sums, inputs) in sums.iter_mut().zip(&inputs) {
             for (weights, &x) in weights.iter().zip(&inputs[at]) {
-                add_scaled::<FMA>(sums, weights, x);
+                add_scaled(sums, weights, x);
             }
         }
     }
@@ -335,7 +330,7 @@ fn dense_sums<const FMA: bool, const ROWS: usize, const DEPTH: usize, const BYTE
     for (sums, x) in sums.iter_mut().zip(x) {
         let rest = &x[whole * DEPTH..];
         if let Some(step) = steps.get(whole).filter(|_| !rest.is_empty()) {
-            weights(step).iter().zip(rest).for_each(|(weights, &x)| add_scaled::<FMA>(sums, weights, x));
+            weights(step).iter().zip(rest).for_each(|(weights, &x)| add_scaled(sums, weights, x));
         }
     }
     sums
@@ -343,9 +338,9 @@ fn dense_sums<const FMA: bool, const ROWS: usize, const DEPTH: usize, const BYTE
 
 /// Adds weights, times an input, to sums.
 #[inline(always)]
-fn add_scaled<const FMA: bool>(sums: &mut [f32; PANEL], weights: &[f32; PANEL], x: f32) {
+fn add_scaled(sums: &mut [f32; PANEL], weights: &[f32; PANEL], x: f32) {
     for (sum, weight) in sums.iter_mut().zip(weights) {
-        *sum = fma::<FMA>(*weight, x, *sum);
+        *sum = fma::<false>(*weight, x, *sum);
     }
 }
 

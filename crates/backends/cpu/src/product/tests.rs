@@ -270,6 +270,59 @@ fn e4m3_numbers_are_near_with_avx2_whatever_the_size_of_their_group() {
     }
 }
 
+/// A row with a single one multiplies each number by itself.
+#[test]
+fn nvfp4_numbers_are_exact_whatever_the_scales_of_their_halves() {
+    let storage = StorageType::Nvfp4;
+    let mut rng = TestRng(11);
+    let mut blocks = random_blocks(storage, 93 * 64, 0.5, &mut rng);
+    for block in blocks.chunks_exact_mut(storage.block_bytes()) {
+        block[4..6].fill_with(|| rng.below(0x7f) as u8);
+    }
+    let mut values = vec![0.0; 93 * 64];
+    storage.decoder().unwrap()(&blocks, &mut values);
+    let (first, second) = blocks.split_at(storage.bytes_for(23 * 64).unwrap());
+    let matrix = matrix_of(storage, 64, WeightDtype::AsStored, |rows| if rows == 23 { first } else { second }.to_vec());
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+        let mut element = 0;
+        let found = product_with(isa, &matrix, (64, 64), || {
+            element += 1;
+            f32::from((element - 1) % 65 == 0)
+        });
+        for (row, values) in values.chunks(64).enumerate() {
+            for (k, value) in values.iter().enumerate() {
+                let found = found[k * 93 + row];
+                assert!((found - value).abs() <= 1e-6 * value.abs(), "{isa}, row {row}, {k}: {found}, not {value}");
+            }
+        }
+    }
+}
+
+/// The sums of a row are the same whatever rows it is multiplied with.
+#[test]
+fn rows_of_quantised_weights_have_the_same_bits_in_any_number_of_rows() {
+    for storage in StorageType::ALL.into_iter().filter(|storage| storage.block_elements() > 1) {
+        let mut rng = TestRng(5);
+        let matrix = matrix_of(storage, 256, WeightDtype::AsStored, |rows| {
+            let mut blocks = random_blocks(storage, rows * 256, 0.5, &mut rng);
+            if storage == StorageType::Nvfp4 {
+                // Scales of any two halves, some of them far from each other.
+                for block in blocks.chunks_exact_mut(storage.block_bytes()) {
+                    block[4..6].fill_with(|| rng.below(0x7f) as u8);
+                }
+            }
+            blocks
+        });
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            let bits = |rows| product(isa, &matrix, 256, rows).iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            let all = bits(40);
+            for rows in [1, 2, 3, 4, 5, 7, 8, 16] {
+                assert_eq!(bits(rows), all[..rows * 93], "{storage} on {isa}, {rows} rows");
+            }
+        }
+    }
+}
+
 /// Every code has its value: a row of ones adds a group of one code.
 #[test]
 fn every_code_of_packed_numbers_is_multiplied() {

@@ -10,7 +10,7 @@ use super::{PIECE_PANELS, numbers, plain};
 #[cfg(target_arch = "x86_64")]
 use super::{amx, bf16, vnni, wide, ymm};
 use crate::activation::TILE;
-use crate::isa::{Isa, per_isa};
+use crate::isa::Isa;
 #[cfg(target_arch = "x86_64")]
 use crate::memory::LINE;
 use crate::memory::Lines;
@@ -75,12 +75,6 @@ thread_local! {
 thread_local! {
     /// Rows of a tile in 16 bits.
     static WORDS: RefCell<Lines<i16>> = RefCell::default();
-}
-
-per_isa! {
-    plain;
-    /// Multiplies rows with a panel of f32, f16 or bf16.
-    fn multiply_dense(kind: PanelKind, panel: &[u8], x: &[&[f32]], results: &mut [[f32; PANEL]]);
 }
 
 pub(super) type Store<'s> = &'s mut dyn FnMut(usize, usize, &mut [[f32; PANEL]]);
@@ -366,7 +360,13 @@ pub(super) fn dense<'a>(
                     unsafe { neon::dense(kind, panel, &x[..count], results) };
                     continue;
                 }
-                isa.multiply_dense(kind, panel, &x[..count], results);
+                #[cfg(target_arch = "x86_64")]
+                if isa >= Isa::Avx2 {
+                    // SAFETY: the instruction set is available; panels hold as many inputs as the rows.
+                    unsafe { ymm::dense(kind, panel, &x[..count], results) };
+                    continue;
+                }
+                plain::multiply_dense(kind, panel, &x[..count], results);
             }
         }
         for (panel, results) in panels.clone().zip(&mut results) {

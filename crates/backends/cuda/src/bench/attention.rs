@@ -2,7 +2,7 @@
 
 use octavo_kernels::manifest::{self, AttentionTypes, CacheType};
 use octavo_kernels::params::{AttentionParams, KV_BLOCK, PagedDecodeParams};
-use octavo_kernels::plan::{DecodePlan, PrefillPlan, decode_columns, split_tokens};
+use octavo_kernels::plan::{DecodePlan, PrefillPlan, split_tokens};
 
 use super::At;
 use super::cases::{Cases, Tables, Work, counted};
@@ -118,7 +118,7 @@ impl Cases<'_> {
     fn decode(&mut self, layer: Layer, tokens: usize, mut work: Work) {
         let (heads, sequences) = (layer.heads, layer.sequences);
         let group = heads.q / heads.kv;
-        let Some(instance) = manifest::paged_decode(layer.types, heads.dim, group) else {
+        let Some(kernel) = manifest::paged_decode(self.chip(), layer.types, heads.dim, group) else {
             return self.plain(layer, sequences, work);
         };
         let starts: Vec<u32> = (0..=sequences as u32).collect();
@@ -129,17 +129,15 @@ impl Cases<'_> {
         let partial_sums = work.plan.take((splits as usize * heads.q * 2 * floats) as u64);
         let split_plan = work.tables.add(split_plan);
         let tickets = work.tables.add(std::iter::repeat_n(0, sequences * heads.q));
-        let head_tile = manifest::decode_head_tile(group);
-        let processors = self.device.processors;
-        self.kernel(instance, work, move |at, _| {
+        let (processors, tile) = (self.device.processors, kernel.tile);
+        self.kernel(kernel.instance, work, move |at, _| {
             let params = PagedDecodeParams {
                 partial_out: at.data(partial_out),
                 partial_sums: at.data(partial_sums),
                 tickets: at.table(tickets),
                 attention: layer.params(at, split_plan),
             };
-            let columns = decode_columns(params.rows(head_tile), manifest::decode_ctas(head_tile), processors, splits);
-            (params, params.grid(head_tile, columns))
+            (params, tile.grid(&params, processors, splits))
         });
     }
 

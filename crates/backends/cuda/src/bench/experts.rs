@@ -74,6 +74,12 @@ impl Cases<'_> {
     }
 }
 
+/// Returns the expert of a pair, among `count` experts: all have equally many pairs.
+pub(super) const fn expert_of(pair: usize, count: usize) -> usize {
+    // The factor is a prime.
+    pair * 7919 % count
+}
+
 /// The pairs of a step, as [`manifest::sort_experts`] orders them.
 struct Pairs {
     order: Vec<u32>,
@@ -85,8 +91,7 @@ struct Pairs {
 impl Pairs {
     /// Returns those of `rows` tokens. Adjacent pairs have different experts, and all experts have equally many pairs.
     fn draw(rows: usize, ExpertSizes { count, chosen, .. }: ExpertSizes, tile_rows: u32) -> Self {
-        // The factor is a prime.
-        let picked = |pair: usize| pair * 7919 % count;
+        let picked = |pair: usize| expert_of(pair, count);
         let mut order: Vec<u32> = (0..(rows * chosen) as u32).collect();
         order.sort_by_key(|&pair| picked(pair as usize));
         let (mut tiles, mut hit, mut first) = (vec![0], 0, 0);

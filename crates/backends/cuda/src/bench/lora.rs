@@ -1,66 +1,65 @@
 //! Cases of adapters.
 
 use octavo_kernels::manifest;
-use octavo_kernels::params::{LORA_ROWS, LoraParams, LoraPart, Params, lora_splits};
+use octavo_kernels::params::{LORA_ROWS, LORA_TILE_WORDS, LoraPairsParams, LoraParams, LoraPart, Params};
 
+use super::ExpertSizes;
 use super::cases::{Cases, Tables, Work, counted};
+use super::experts::expert_of;
 use crate::arena::Plan;
+use crate::lora::{most_tiles, routed_tiles, splits};
 
 /// Number of adapters and their rank, as in the measurement on processors.
 const ADAPTERS: usize = 8;
 const RANK: usize = 16;
 
+/// A weight to which adapters add.
+struct Site {
+    name: String,
+    /// Number of columns of each part.
+    columns: Vec<usize>,
+    /// Number of experts that have such a weight, and of those of a token.
+    experts: usize,
+    chosen: usize,
+}
+
 impl Cases<'_> {
-    /// Adds both launches for the projection of q, k and v and for that of gate and up: the rows of a step have adapters in
-    /// turn.
+    /// Adds both launches for the projection of q, k and v, for that of gate and up, and for that of the experts. Each
+    /// adapter has as many adjacent rows of a step.
     pub(super) fn lora(&mut self) {
         let heads = self.bench.heads;
         let kv = heads.kv_cols();
-        let sites = [("qkv", vec![heads.q_cols(), kv, kv]), ("gate_up", vec![self.bench.inner; 2])];
+        let plain = |name: &str, columns: Vec<usize>| Site { name: name.into(), columns, experts: 1, chosen: 1 };
+        let mut sites = vec![plain("qkv", vec![heads.q_cols(), kv, kv]), plain("gate_up", vec![self.bench.inner; 2])];
+        sites.extend(self.bench.experts.map(|ExpertSizes { count, chosen, inner }| Site {
+            name: format!("{count} experts"),
+            columns: vec![inner; 2],
+            experts: count,
+            chosen,
+        }));
         for rows in self.row_counts() {
-            for (name, columns) in &sites {
-                self.lora_site(rows, name, columns);
-            }
+            sites.iter().for_each(|site| self.lora_site(rows, site));
+            self.lora_pairs(rows);
         }
     }
 
-    fn lora_site(&mut self, rows: usize, name: &str, columns: &[usize]) {
+    fn lora_site(&mut self, rows: usize, site: &Site) {
+        let Site { ref columns, experts, chosen, .. } = *site;
         let (k, size, adapters) = (self.bench.hidden, self.size(), ADAPTERS.min(rows));
-        let n: usize = columns.iter().sum();
+        let (n, pairs, parts): (usize, _, _) = (columns.iter().sum(), rows * chosen, columns.len());
         let (mut plan, mut tables) = (Plan::default(), Tables::default());
-        // The places of a slot's matrices, and then its size.
-        let mut slot = Plan::default();
-        let mut first = 0;
-        let of_slot: Vec<_> = (columns.iter())
-            .map(|&columns| {
-                let [a, b] = [k, columns].map(|numbers| slot.take((RANK * numbers * size) as u64));
-                first += columns;
-                (a.offset, b.offset, first - columns, columns)
-            })
-            .collect();
-        let matrices = plan.take(slot.bytes() * adapters as u64);
-        let [input, out] = [k, n].map(|columns| plan.take((rows * columns * size) as u64));
-        let described = (0..adapters as u64).flat_map(|adapter| {
-            let start = adapter * slot.bytes();
-            of_slot.iter().flat_map(move |&(a, b, first, columns)| {
-                words(&LoraPart {
-                    a: start + a,
-                    b: start + b,
-                    rank: RANK as u32,
-                    scaling: 2.0,
-                    first: first as u32,
-                    columns: columns as u32,
-                })
-            })
-        });
-        let described: Vec<u32> = described.collect();
-        let parts_of = tables.add(described);
-        let (tiles, order) = divide(rows, adapters);
-        let count = tiles[0];
+        let described = describe(site, (k, size), adapters);
+        let matrices = plan.take(described.bytes);
+        let [input, out] = [rows * k, pairs * n].map(|numbers| plan.take((numbers * size) as u64));
+        let parts_of = tables.add(described.words);
+        let Division { tiles, order, kinds } = Division::new(rows, adapters, site);
+        let most = match experts {
+            1 => most_tiles(rows, adapters),
+            _ => routed_tiles(pairs, experts * adapters),
+        } as u32;
         let (tiles, order) = (tables.add(tiles), tables.add(order));
-        let splits = lora_splits(k as u32);
-        let partial = plan.take((count * splits * (columns.len() * RANK) as u32 * LORA_ROWS * 4).into());
-        let parts = columns.len();
+        let splits = splits(most, k as u32);
+        let partial = plan.take((most * splits * (parts * RANK) as u32 * LORA_ROWS * 4).into());
         let params = move |at: super::At| LoraParams {
             out: at.data(out),
             input: at.data(input),
@@ -72,47 +71,133 @@ impl Cases<'_> {
             k: k as u32,
             out_stride: n as u32,
             parts: parts as u32,
-            part_stride: parts as u32,
+            part_stride: (experts * parts) as u32,
             rank: RANK as u32,
             splits,
             scale: 1.0,
-            share: 1,
+            share: chosen as u32,
             ..LoraParams::default()
         };
-        let what = format!("{name} {n}x{k}, {}, {}", counted(adapters, "adapter"), counted(rows, "row"));
+        let of_chosen = if experts == 1 { String::new() } else { format!(" of {chosen}") };
+        let what =
+            format!("{} {n}x{k}, {}, {}{of_chosen}", site.name, counted(adapters, "adapter"), counted(rows, "row"));
         let work = |of_a: bool| {
             let numbers = if of_a { RANK * parts * k } else { RANK * n };
-            let moved = adapters * numbers + rows * if of_a { k } else { 2 * n };
-            let (bytes, flops) = (moved * size, 2 * rows * numbers);
+            let moved = kinds * numbers + if of_a { rows * k } else { 2 * pairs * n };
+            let (bytes, flops) = (moved * size, 2 * pairs * numbers);
             Work { what: what.clone(), bytes, flops, plan: plan.clone(), tables: tables.clone() }
         };
         self.kernel(manifest::lora_shrink(self.dtype), work(true), move |at, threads| {
             let params = params(at);
-            (params, params.shrink_grid(count, threads))
+            (params, params.shrink_grid(most, threads))
         });
         let columns: Vec<u32> = columns.iter().map(|&columns| columns as u32).collect();
         self.kernel(manifest::lora_expand(self.dtype, self.dtype), work(false), move |at, threads| {
             let params = params(at);
-            (params, params.expand_grid(count, threads, columns.iter().copied()))
+            (params, params.expand_grid(most, threads, columns.iter().copied()))
+        });
+    }
+
+    /// Adds the division of the pairs of tokens and experts, which precedes the sites of a layer's experts.
+    fn lora_pairs(&mut self, rows: usize) {
+        let Some(ExpertSizes { count, chosen, .. }) = self.bench.experts else { return };
+        let (adapters, pairs) = (ADAPTERS.min(rows), rows * chosen);
+        let (mut plan, mut tables) = (Plan::default(), Tables::default());
+        let adapted =
+            Division::new(rows, adapters, &Site { name: String::new(), columns: vec![], experts: 1, chosen: 1 });
+        let (adapted_tiles, adapted_rows) = (tables.add(adapted.tiles), tables.add(adapted.order));
+        let picked = tables.add((0..pairs).map(|pair| expert_of(pair, count) as u32));
+        let tiles = 1 + LORA_TILE_WORDS as usize * routed_tiles(pairs, count * adapters);
+        let [counts, tiles, order] = [count * adapters, tiles, pairs].map(|words| plan.take(4 * words as u64));
+        let what = format!("{count} experts, {}, {} of {chosen}", counted(adapters, "adapter"), counted(rows, "row"));
+        // The pairs are read, counted and written.
+        let work = Work { what, bytes: 4 * (2 * pairs + count * adapters), flops: 0, plan, tables };
+        self.kernel(manifest::lora_pairs(), work, move |at, _| {
+            let params = LoraPairsParams {
+                picked: at.table(picked),
+                adapted_tiles: at.table(adapted_tiles),
+                adapted_rows: at.table(adapted_rows),
+                counts: at.data(counts),
+                tiles: at.data(tiles),
+                rows: at.data(order),
+                chosen: chosen as u32,
+                experts: count as u32,
+                slots: adapters as u32,
+                reserved: 0,
+            };
+            (params, [1; 3])
         });
     }
 }
 
-/// Returns the words of a struct.
-fn words(params: &impl Params) -> Vec<u32> {
-    params.bytes().as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect()
+/// The matrices of adapters for a site: what describes their parts, by adapter and expert, and their size.
+struct Described {
+    words: Vec<u32>,
+    bytes: u64,
 }
 
-/// Divides rows, which have adapters in turn, into tiles. Returns the tiles and the order of the rows.
-fn divide(rows: usize, adapters: usize) -> (Vec<u32>, Vec<u32>) {
-    let (mut tiles, mut order) = (vec![0], Vec::new());
-    for adapter in 0..adapters {
-        let own: Vec<u32> = (adapter as u32..rows as u32).step_by(adapters).collect();
-        for tile in own.chunks(LORA_ROWS as usize) {
-            tiles.extend([adapter as u32, 0, order.len() as u32, tile.len() as u32]);
-            tiles[0] += 1;
-            order.extend_from_slice(tile);
+/// Places the matrices of `adapters` adapters.
+fn describe(site: &Site, (k, size): (usize, usize), adapters: usize) -> Described {
+    let mut matrices = Plan::default();
+    let mut words = Vec::new();
+    for _ in 0..adapters * site.experts {
+        let mut first = 0;
+        for &columns in &site.columns {
+            let [a, b] = [k, columns].map(|numbers| matrices.take((RANK * numbers * size) as u64).offset);
+            let (rank, columns) = (RANK as u32, columns as u32);
+            let part = LoraPart { a, b, rank, scaling: 2.0, first, columns };
+            words.extend(part.bytes().as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)));
+            first += columns;
         }
     }
-    (tiles, order)
+    Described { words, bytes: matrices.bytes() }
+}
+
+/// Rows, or pairs of tokens and experts, in tiles of one adapter and one expert.
+struct Division {
+    tiles: Vec<u32>,
+    order: Vec<u32>,
+    /// Number of pairs of an adapter and an expert that have tiles.
+    kinds: usize,
+}
+
+impl Division {
+    /// Divides those of `rows` tokens, which choose experts evenly. Each adapter has as many adjacent rows.
+    fn new(rows: usize, adapters: usize, site: &Site) -> Self {
+        let kind = |pair: u32| (expert_of(pair as usize, site.experts), pair as usize / site.chosen * adapters / rows);
+        let mut order: Vec<u32> = (0..(rows * site.chosen) as u32).collect();
+        order.sort_by_key(|&pair| kind(pair));
+        let (mut tiles, mut kinds, mut first) = (vec![0], 0, 0);
+        for same in order.chunk_by(|&a, &b| kind(a) == kind(b)) {
+            let (expert, adapter) = kind(same[0]);
+            kinds += 1;
+            for tile in same.chunks(LORA_ROWS as usize) {
+                tiles.extend([adapter as u32, expert as u32, first, tile.len() as u32]);
+                first += tile.len() as u32;
+                tiles[0] += 1;
+            }
+        }
+        Self { tiles, order, kinds }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_have_one_adapter_and_one_expert() {
+        let site = |experts, chosen| Site { name: String::new(), columns: vec![], experts, chosen };
+        let Division { tiles, order, kinds } = Division::new(20, 2, &site(1, 1));
+        assert_eq!((kinds, &tiles[..]), (2, &[4, 0, 0, 0, 8, 0, 0, 8, 2, 1, 0, 10, 8, 1, 0, 18, 2][..]));
+        assert_eq!((order[0], order[19]), (0, 19));
+        // Five pairs of each expert and each adapter.
+        let Division { tiles, order, kinds } = Division::new(40, 2, &site(8, 2));
+        assert_eq!((kinds, tiles[0], order.len()), (16, 16, 80));
+        for tile in tiles[1..].chunks(4) {
+            for &pair in &order[tile[2] as usize..][..tile[3] as usize] {
+                assert_eq!((expert_of(pair as usize, 8), pair / 40), (tile[1] as usize, tile[0]));
+            }
+        }
+    }
 }

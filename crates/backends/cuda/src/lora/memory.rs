@@ -77,8 +77,13 @@ impl RoutedPlace {
     }
 }
 
+/// Returns the number of partial sums of `k` inputs in a launch for at most so many tiles.
+pub(crate) const fn splits(tiles: u32, k: u32) -> u32 {
+    if tiles as usize > FEW_TILES { 1 } else { lora_splits(k) }
+}
+
 /// Returns the largest number of tiles of pairs of so many kinds.
-fn routed_tiles(pairs: usize, kinds: usize) -> usize {
+pub(crate) fn routed_tiles(pairs: usize, kinds: usize) -> usize {
     let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX / 2);
     expert_tiles(narrow(pairs), narrow(kinds), LORA_ROWS) as usize
 }
@@ -231,7 +236,7 @@ impl Adapters {
             parts_of: self.arena.at(self.layout.described) + first as u64,
             part_stride: self.layout.parts.len() as u32,
             rank: self.layout.rank as u32,
-            splits: if tiles as usize > FEW_TILES { 1 } else { lora_splits(params.k) },
+            splits: splits(tiles, params.k),
             ..*params
         }
     }

@@ -16,7 +16,7 @@ use crate::forward::{Machine, Step};
 use crate::launcher::Launcher;
 use crate::layout::{is_logits, logits_stride};
 use crate::lower::{Lowering, Stage};
-pub(crate) use memory::{AdapterPlan, Adapters};
+pub(crate) use memory::{AdapterPlan, Adapters, routed_tiles, splits};
 pub(crate) use tiles::{Adapted, AdaptedRows, most_tiles};
 
 /// A `Lora` with its kernels and all parameters that are constant.

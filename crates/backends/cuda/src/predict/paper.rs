@@ -277,8 +277,8 @@ impl Attended<'_> {
     fn refine(&self, attention: &Attention, launch: &mut Launch, element: u64) {
         let row = (self.heads.dim + self.heads.value_dim()) as u64 * element;
         match attention {
-            Attention::Planned { head_tile, .. } if self.exact.splits > 0 => {
-                let tiles = (self.heads.q / self.heads.kv).div_ceil(*head_tile as usize) as u64;
+            Attention::Planned { tile, .. } if self.exact.splits > 0 => {
+                let tiles = (self.heads.q / self.heads.kv).div_ceil(tile.heads as usize) as u64;
                 launch.work.asked = launch.work.stored * tiles;
                 launch.work.tasks = self.exact.splits as u64 * self.heads.kv as u64 * tiles;
             }

@@ -123,9 +123,14 @@ fn bytes_and_flops_are_those_of_the_sizes() {
     let what = "qkv 512x64, 2 adapters, 2 rows";
     assert_eq!(of("lora_shrink_bf16", what), (2 * (2 * 16 * 3 * 64 + 2 * 64), 2 * 2 * 16 * 3 * 64));
     assert_eq!(of("lora_expand_bf16", what), (2 * (2 * 16 * 512 + 2 * 2 * 512), 2 * 2 * 16 * 512));
+    // Two rows of two adapters choose four different experts, with A of 2 x 16 rows and B of 64 columns each.
+    let what = "8 experts 64x64, 2 adapters, 2 rows of 2";
+    assert_eq!(of("lora_shrink_bf16", what), (2 * (4 * 2 * 16 * 64 + 2 * 64), 2 * 4 * 2 * 16 * 64));
+    assert_eq!(of("lora_expand_bf16", what), (2 * (4 * 16 * 64 + 2 * 4 * 64), 2 * 4 * 16 * 64));
+    assert_eq!(of("lora_pairs", "8 experts, 2 adapters, 2 rows of 2"), (4 * (2 * 4 + 8 * 2), 0));
     // The bytes are keys and values of two heads of 64, and queries and outputs of four.
     assert_eq!(of("paged_decode", "2 sequences of 300 tokens"), (2 * 2 * (300 * 2 * 128 + 2 * 256), 4 * 2 * 300 * 256));
-    let narrow = times(H200, Dtype::Bf16, Some("paged_decode_bf16_d64_g2_e4m3"));
+    let narrow = times(H200, Dtype::Bf16, Some("paged_decode_bf16_d64_g8_e4m3"));
     assert_eq!((narrow.len(), narrow[1].bytes), (2, 2 * (300 * 2 * 128 + 2 * 2 * 256)));
     assert_eq!(of("paged_prefill", "a prompt of 70 tokens"), (2 * 70 * (2 * 128 + 2 * 256), 4 * 256 * 70 * 71 / 2));
     assert_eq!(of("sampling_draw", "greedy, 101 tokens, 1 row").0, 101 * 4);

@@ -198,8 +198,10 @@ fn gptq(fields: &Fields<'_>) -> Result<Gptq, ConfigError> {
     if !matches!(format, "gptq" | "gptq_v2") {
         return Err(unsupported(METHOD, "checkpoint_format", format));
     }
-    if fields.object("dynamic")?.is_some_and(|modules| modules.len() > 0) {
-        return Err(ConfigError::Unsupported("GPTQ with settings by module ('dynamic')".into()));
+    // A rule with a minus has modules that are not quantised, as their tensors say too.
+    let other = |modules: Fields<'_>| modules.objects().any(|(rule, _)| !rule.starts_with("-:"));
+    if fields.object("dynamic")?.is_some_and(other) {
+        return Err(ConfigError::Unsupported("GPTQ with other settings for some modules ('dynamic')".into()));
     }
     let symmetric = fields.bool("sym")?.unwrap_or(true);
     Ok(Gptq { bits: bits as u32, symmetric, less_one: format == "gptq" })

@@ -115,6 +115,7 @@ impl<M: Multiply> Way for InBytes<M> {
     type Unpacked = Bytewise;
 
     const EMPTY: Bytewise = Bytewise::EMPTY;
+    const ROWS: usize = ROWS;
 
     #[inline(always)]
     fn stored<C: ReadCodes>(codes: Stored<'_, C>) -> impl Dots {
@@ -136,8 +137,8 @@ struct ByteDots<S, M> {
 
 impl<S: Steps, M: Multiply> Dots for ByteDots<S, M> {
     #[inline(always)]
-    unsafe fn dots<const N: usize>(&self, rows: [*const u8; N], steps: Range<usize>) -> [[__m256i; N]; 2] {
+    unsafe fn dots<const N: usize>(&self, rows: [*const u8; N], halves: Range<usize>) -> [[__m256i; N]; 2] {
         // SAFETY: the caller guarantees this.
-        unsafe { M::dots(&self.codes, rows, steps) }
+        unsafe { M::dots(&self.codes, rows, halves.start * STEPS / 2..halves.end * STEPS / 2) }
     }
 }

@@ -5,17 +5,17 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::LANES;
-use super::read::{self, GroupScales, ReadCodes, Stored};
+use super::read::{self, GroupScales, Halves, ReadCodes, Stored};
 use super::tile::{Group, Multiplied, Panel, Place};
-use crate::weights::{E2M1_OFFSET, HALVES_OFFSET, Layout, PANEL, PanelKind, STEPS, Scales};
+use crate::weights::{Layout, PANEL, PanelKind, Scales};
 
 /// Exact products of a group's codes with those of a few rows.
 pub(super) trait Dots {
-    /// Returns the products of some steps of the group with rows whose group is at these addresses.
+    /// Returns the products of some halves of the inputs with rows whose group is at these addresses.
     ///
     /// # Safety
     /// The instruction set must be available, and each address must have [`ROW_BYTES`](super::ROW_BYTES) bytes.
-    unsafe fn dots<const N: usize>(&self, rows: [*const u8; N], steps: Range<usize>) -> [[__m256i; N]; 2];
+    unsafe fn dots<const N: usize>(&self, rows: [*const u8; N], halves: Range<usize>) -> [[__m256i; N]; 2];
 }
 
 /// A way to multiply codes.
@@ -24,6 +24,9 @@ pub(super) trait Way {
     type Unpacked;
 
     const EMPTY: Self::Unpacked;
+
+    /// Number of rows that are multiplied at once.
+    const ROWS: usize;
 
     /// Returns codes that are unpacked while they are multiplied.
     fn stored<C: ReadCodes>(codes: Stored<'_, C>) -> impl Dots;
@@ -69,6 +72,7 @@ impl<C: ReadCodes, W: Way> Panel for Integers<'_, C, W> {
     type Unpacked = W::Unpacked;
 
     const EMPTY: W::Unpacked = W::EMPTY;
+    const FEW: usize = W::ROWS;
 
     fn place(&self) -> Place<'_> {
         self.place
@@ -97,80 +101,57 @@ struct IntegerGroup<C, D> {
 impl<C: ReadCodes, D: Dots> Multiplied for IntegerGroup<C, D> {
     #[inline(always)]
     unsafe fn add<const N: usize>(&self, rows: Group, results: &mut [[f32; PANEL]; N]) {
-        let GroupScales { scales, minima, factors, pair } = &self.scales;
+        let GroupScales { scales, minima, halves } = &self.scales;
         // SAFETY: the caller guarantees this; arrays of a panel have two registers.
         unsafe {
-            if C::PAIRED {
-                if let Some(pair) = pair {
-                    self.add_half::<0, N>(pair[0], rows, results);
-                    self.add_half::<1, N>(pair[1], rows, results);
-                }
-                return;
-            }
-            let dots: [[__m256i; N]; 2] = match factors {
-                None => self.dots.dots(rows.all_codes(), 0..STEPS),
-                Some(factors) => self.dots_of_halves(factors, rows),
-            };
-            for (h, dots) in dots.into_iter().enumerate() {
-                for (r, (dots, result)) in dots.into_iter().zip(&mut *results).enumerate() {
-                    let result = result.as_mut_ptr().add(h * LANES);
-                    let scale = _mm256_mul_ps(scales[h], _mm256_set1_ps(rows.scale(r)));
-                    let mut sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots), scale, _mm256_loadu_ps(result));
-                    if factors.is_none() {
-                        sum = _mm256_fmadd_ps(minima[h], _mm256_set1_ps(rows.sum(r)), sum);
+            match halves {
+                Halves::Alike => {
+                    let dots: [[__m256i; N]; 2] = self.dots.dots(rows.all_codes(), 0..2);
+                    for (h, dots) in dots.into_iter().enumerate() {
+                        for (r, (dots, result)) in dots.into_iter().zip(&mut *results).enumerate() {
+                            let result = result.as_mut_ptr().add(h * LANES);
+                            let scale = _mm256_mul_ps(scales[h], _mm256_set1_ps(rows.scale(r)));
+                            let mut sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots), scale, _mm256_loadu_ps(result));
+                            sum = _mm256_fmadd_ps(minima[h], _mm256_set1_ps(rows.sum(r)), sum);
+                            _mm256_storeu_ps(result, sum);
+                        }
                     }
-                    _mm256_storeu_ps(result, sum);
+                }
+                Halves::Factors(factors) => {
+                    let mut sums = self.dots_of_half::<0, N>(rows);
+                    let others = self.dots_of_half::<1, N>(rows);
+                    for h in 0..2 {
+                        for r in 0..N {
+                            let sum = _mm256_mullo_epi32(sums[h][r], factors[0][h]);
+                            let other = _mm256_mullo_epi32(others[h][r], factors[1][h]);
+                            sums[h][r] = _mm256_add_epi32(sum, other);
+                        }
+                    }
+                    rows.add_scaled(sums, *scales, results);
+                }
+                Halves::Numbers(numbers) => {
+                    rows.add_scaled(self.dots_of_half::<0, N>(rows), numbers[0], results);
+                    rows.add_scaled(self.dots_of_half::<1, N>(rows), numbers[1], results);
                 }
             }
         }
     }
 }
 
-impl<C, D: Dots> IntegerGroup<C, D> {
-    /// Returns the products with codes whose halves have these factors.
+impl<C: ReadCodes, D: Dots> IntegerGroup<C, D> {
+    /// Returns the products with the codes of half a group without their offset.
     #[inline(always)]
-    unsafe fn dots_of_halves<const N: usize>(&self, factors: &[[__m256i; 2]; 2], rows: Group) -> [[__m256i; N]; 2] {
+    unsafe fn dots_of_half<const HALF: usize, const N: usize>(&self, rows: Group) -> [[__m256i; N]; 2] {
         // SAFETY: the caller guarantees this.
         unsafe {
-            let mut dots = [[_mm256_setzero_si256(); N]; 2];
-            for (part, factors) in factors.iter().enumerate() {
-                let steps = part * STEPS / 2..(part + 1) * STEPS / 2;
-                let products = self.dots.dots::<N>(rows.all_codes(), steps);
-                for r in 0..N {
-                    let offset = _mm256_set1_epi32(HALVES_OFFSET * rows.totals(r)[part]);
-                    for h in 0..2 {
-                        let product = _mm256_sub_epi32(products[h][r], offset);
-                        let product = _mm256_mullo_epi32(product, factors[h]);
-                        dots[h][r] = _mm256_add_epi32(dots[h][r], product);
-                    }
+            let mut dots = self.dots.dots::<N>(rows.all_codes(), HALF..HALF + 1);
+            for r in 0..N {
+                let offset = _mm256_set1_epi32(C::OFFSET * rows.totals(r)[HALF]);
+                for dots in &mut dots {
+                    dots[r] = _mm256_sub_epi32(dots[r], offset);
                 }
             }
             dots
-        }
-    }
-
-    /// Adds the products of half a group, which has these scales.
-    #[inline(always)]
-    unsafe fn add_half<const HALF: usize, const N: usize>(
-        &self,
-        scales: [__m256; 2],
-        rows: Group,
-        results: &mut [[f32; PANEL]; N],
-    ) {
-        // SAFETY: the caller guarantees this; arrays of a panel have two registers.
-        unsafe {
-            let steps = HALF * STEPS / 2..(HALF + 1) * STEPS / 2;
-            let products = self.dots.dots::<N>(rows.all_codes(), steps);
-            for (r, result) in results.iter_mut().enumerate() {
-                let offset = _mm256_set1_epi32(i32::from(E2M1_OFFSET) * rows.totals(r)[HALF]);
-                let scale = _mm256_set1_ps(rows.scale(r));
-                for h in 0..2 {
-                    let result = result.as_mut_ptr().add(h * LANES);
-                    let product = _mm256_cvtepi32_ps(_mm256_sub_epi32(products[h][r], offset));
-                    let sum = _mm256_fmadd_ps(product, _mm256_mul_ps(scales[h], scale), _mm256_loadu_ps(result));
-                    _mm256_storeu_ps(result, sum);
-                }
-            }
         }
     }
 }

@@ -1,12 +1,15 @@
 //! Integer products with AVX2, and with AVX-VNNI where the processor has it.
 //!
 //! One register holds eight output rows, so nothing is added across lanes: four inputs of a row are broadcast to all of them.
-//! A few rows are multiplied with codes as they are read. For more rows, a group of a panel is unpacked to bytes in the
-//! first-level cache first. All sums within a group are exact, so that a row's bits are those of every other kernel.
+//! A few rows are multiplied with codes as they are read. For more rows, a group of a panel is unpacked in the first-level
+//! cache first: to words, whose products need fewer additions than those of bytes, unless rows have only eight bits. All sums
+//! within a group are exact, so that a row's bits are those of every other kernel.
 
 mod bytes;
+mod dense;
 mod integers;
 mod numbers;
+mod nvfp4;
 mod read;
 mod tile;
 mod words;
@@ -19,6 +22,7 @@ use crate::memory::Lines;
 use crate::rows::{GROUP, LOW_BITS};
 use crate::weights::{Codes, Layout, PANEL, PanelKind, Scales};
 use bytes::{Bytes, InBytes, Vnni};
+pub(super) use dense::dense;
 use integers::Integers;
 use read::{E2m1, Eight, Five, Four, Iq4, Nvfp4, Six};
 use tile::Group;
@@ -46,10 +50,15 @@ pub(super) struct TileRows<'a> {
     words: Option<&'a [i16]>,
 }
 
-/// Returns whether codes of this layout are multiplied in 16 bits. With AVX-VNNI, only the values of tables are.
-fn needs_words(vnni: bool, layout: &Layout) -> bool {
-    let is_wide = matches!(layout.kind, PanelKind::Quant(Codes::Six | Codes::Eight | Codes::Iq4, _));
-    is_wide && !vnni || matches!(layout.kind, PanelKind::Packed(_))
+/// Returns whether codes of this layout are multiplied with so many rows in 16 bits. Codes that can be multiplied in bytes are, if
+/// the rows are so few that unpacking takes longer than multiplying, or if rows have eight bits. With AVX-VNNI, only the
+/// values of tables are multiplied in 16 bits.
+fn needs_words(vnni: bool, layout: &Layout, rows: usize, coarse: bool) -> bool {
+    match layout.kind {
+        PanelKind::Packed(_) => true,
+        PanelKind::Quant(Codes::Six | Codes::Eight | Codes::Iq4, _) | PanelKind::Quant(_, Scales::Pair) => !vnni,
+        _ => !vnni && !coarse && rows > bytes::ROWS,
+    }
 }
 
 impl TileRows<'_> {
@@ -72,7 +81,7 @@ impl<'a> TileRows<'a> {
         scratch: &'a mut Lines<i16>,
     ) -> Self {
         assert!(count <= TILE && input.cols == layout.cols);
-        let words = needs_words(vnni, layout).then(|| {
+        let words = needs_words(vnni, layout, count, input.coarse).then(|| {
             scratch.reserve_zeroed(TILE * input.cols);
             for (row, words) in (first..first + count).zip(scratch.chunks_exact_mut(input.cols)) {
                 // SAFETY: AVX2 is available wherever these kernels are chosen.
@@ -128,9 +137,12 @@ pub(super) unsafe fn multiply(
     // SAFETY: the caller guarantees this.
     unsafe {
         match layout.kind {
+            PanelKind::Quant(Codes::Four, _) if rows.words.is_some() => tile!(words, Four, InWords),
+            PanelKind::Quant(Codes::Five, _) if rows.words.is_some() => tile!(words, Five, InWords),
             PanelKind::Quant(Codes::Four, _) => tile!(Four, 8),
             PanelKind::Quant(Codes::Five, _) => tile!(Five, 4),
-            PanelKind::Quant(Codes::E2m1, Scales::Pair) => tile!(Nvfp4, 4),
+            PanelKind::Quant(Codes::E2m1, Scales::Pair) => nvfp4::multiply(panel, layout, rows, ahead, results),
+            PanelKind::Quant(Codes::E2m1, _) if rows.words.is_some() => tile!(words, E2m1, InWords),
             PanelKind::Quant(Codes::E2m1, _) => tile!(E2m1, 4),
             PanelKind::Quant(Codes::Iq4, _) => tile!(words, Iq4, InWords),
             PanelKind::Quant(Codes::Six, _) => tile!(words, Six, InWords),

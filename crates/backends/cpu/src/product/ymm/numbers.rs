@@ -10,19 +10,35 @@ use std::marker::PhantomData;
 use octavo_ops::{FP4_VALUES, NF4_VALUES};
 
 use super::tile::{self, Group, Multiplied, Panel, Place};
-use super::words::{self, PAIRS, Pairs, Unpacked};
+use super::words::{self, Pair, Pairs, Unpacked};
 use super::{LANES, TileRows};
 use crate::rows::GROUP;
 use crate::weights::{Layout, Numbers, PANEL};
 
-/// Returns the scales of a group, each times `factor`.
+/// Returns the scales of a group, each times `factor`, in the order of [`Stored`].
 #[inline(always)]
 unsafe fn scales(place: Place<'_>, group: usize, factor: f32) -> [__m256; 2] {
     // SAFETY: the caller guarantees that the panel has this group, and the instruction set.
     unsafe {
         let (at, factor) =
             (place.start.add(place.layout.number_scales_at(group)).cast::<f32>(), _mm256_set1_ps(factor));
-        [_mm256_mul_ps(_mm256_loadu_ps(at), factor), _mm256_mul_ps(_mm256_loadu_ps(at.add(LANES)), factor)]
+        let first = _mm256_loadu2_m128(at.add(LANES), at);
+        let second = _mm256_loadu2_m128(at.add(LANES + LANES / 2), at.add(LANES / 2));
+        [_mm256_mul_ps(first, factor), _mm256_mul_ps(second, factor)]
+    }
+}
+
+/// Puts the results of a panel in the order of its rows, which were in that of [`Stored`].
+#[inline(always)]
+unsafe fn put_in_order(results: &mut [[f32; PANEL]]) {
+    for result in results {
+        // SAFETY: the caller guarantees the instruction set; arrays of a panel have two registers.
+        unsafe {
+            let at = result.as_mut_ptr();
+            let (first, second) = (_mm256_loadu_ps(at), _mm256_loadu_ps(at.add(LANES)));
+            _mm256_storeu_ps(at, _mm256_permute2f128_ps::<0x20>(first, second));
+            _mm256_storeu_ps(at.add(LANES), _mm256_permute2f128_ps::<0x31>(first, second));
+        }
     }
 }
 
@@ -62,6 +78,9 @@ trait Stored: Pairs {
     /// Factor of the integers.
     const FACTOR: f32;
 
+    /// Number of rows that are multiplied with numbers as they are read.
+    const FEW: usize;
+
     /// # Safety
     /// AVX2 must be available, and there must be [`Stored::BYTES`] bytes.
     unsafe fn new(codes: *const u8) -> Self;
@@ -94,6 +113,7 @@ struct Indices<T> {
 impl<T: Table> Stored for Indices<T> {
     const BYTES: usize = GROUP * PANEL / 2;
     const FACTOR: f32 = T::LEVELS.inverse;
+    const FEW: usize = words::ROWS;
 
     #[inline(always)]
     unsafe fn new(codes: *const u8) -> Self {
@@ -103,11 +123,13 @@ impl<T: Table> Stored for Indices<T> {
 }
 
 impl<T: Table> Pairs for Indices<T> {
+    const IN_NIBBLES: bool = false;
+
     #[inline(always)]
-    unsafe fn pair(&self, pair: usize) -> [__m256i; 2] {
+    unsafe fn pair(&self, pair: Pair) -> [__m256i; 2] {
         // SAFETY: the caller guarantees this.
         unsafe {
-            let packed = _mm256_broadcastsi128_si256(_mm_loadu_si128(self.codes.add(pair * PANEL).cast()));
+            let packed = _mm256_broadcastsi128_si256(_mm_loadu_si128(self.codes.add(pair.index * PANEL).cast()));
             // The high nibbles are those of the rows from 8 on.
             let moved = _mm256_srlv_epi32(packed, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));
             let codes = _mm256_and_si256(moved, _mm256_set1_epi8(15));
@@ -152,6 +174,7 @@ struct F8 {
 impl Stored for F8 {
     const BYTES: usize = GROUP * PANEL;
     const FACTOR: f32 = POWERS.inverse;
+    const FEW: usize = 2;
 
     #[inline(always)]
     unsafe fn new(codes: *const u8) -> Self {
@@ -161,11 +184,13 @@ impl Stored for F8 {
 }
 
 impl Pairs for F8 {
+    const IN_NIBBLES: bool = false;
+
     #[inline(always)]
-    unsafe fn pair(&self, pair: usize) -> [__m256i; 2] {
+    unsafe fn pair(&self, pair: Pair) -> [__m256i; 2] {
         // SAFETY: the caller guarantees this.
         unsafe {
-            let codes = _mm256_loadu_si256(self.codes.add(pair * 2 * PANEL).cast());
+            let codes = _mm256_loadu_si256(self.codes.add(pair.index * 2 * PANEL).cast());
             let exponents = _mm256_and_si256(_mm256_srli_epi16::<3>(codes), _mm256_set1_epi8(15));
             let low = _mm256_shuffle_epi8(self.low, exponents);
             let high = _mm256_shuffle_epi8(self.high, exponents);
@@ -221,6 +246,7 @@ pub(super) unsafe fn multiply(
             Numbers::Nf4 => multiply!(Indices<Nf4>),
             Numbers::Fp4 => multiply!(Indices<Fp4>),
         }
+        put_in_order(results);
     }
 }
 
@@ -234,6 +260,7 @@ impl<S: Stored> Panel for NumberPanel<'_, S> {
     type Unpacked = Unpacked;
 
     const EMPTY: Unpacked = Unpacked::EMPTY;
+    const FEW: usize = S::FEW;
 
     fn place(&self) -> Place<'_> {
         self.place
@@ -267,21 +294,10 @@ struct NumberGroup<P> {
 impl<P: Pairs> Multiplied for NumberGroup<P> {
     #[inline(always)]
     unsafe fn add<const N: usize>(&self, rows: Group, results: &mut [[f32; PANEL]; N]) {
-        // SAFETY: the caller guarantees this; arrays of a panel have two registers.
+        // SAFETY: the caller guarantees this.
         unsafe {
-            let [first, second] = words::dots::<N>(&self.pairs, rows.all_codes(), 0..PAIRS);
-            for (r, result) in results.iter_mut().enumerate() {
-                let ordered = [
-                    _mm256_permute2x128_si256::<0x20>(first[r], second[r]),
-                    _mm256_permute2x128_si256::<0x31>(first[r], second[r]),
-                ];
-                for (h, sums) in ordered.into_iter().enumerate() {
-                    let result = result.as_mut_ptr().add(h * LANES);
-                    let scale = _mm256_mul_ps(self.scales[h], _mm256_set1_ps(rows.scale(r)));
-                    let sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums), scale, _mm256_loadu_ps(result));
-                    _mm256_storeu_ps(result, sum);
-                }
-            }
+            let sums = words::dots::<N, P>(&self.pairs, rows.all_codes(), 0..2);
+            rows.add_scaled(sums, self.scales, results);
         }
     }
 }

@@ -5,7 +5,9 @@ use std::marker::PhantomData;
 
 use super::LANES;
 use crate::memory::LINE;
-use crate::weights::{Codes, E2M1_CODES, E2M1_OFFSET, IQ4_CODES, IQ4_OFFSET, Layout, PANEL, STEPS, Scales};
+use crate::weights::{
+    Codes, E2M1_CODES, E2M1_OFFSET, HALVES_OFFSET, IQ4_CODES, IQ4_OFFSET, Layout, PANEL, STEPS, Scales,
+};
 
 /// Codes of a group of a panel as bytes, by step: four inputs of sixteen output rows.
 #[repr(align(64))]
@@ -70,10 +72,17 @@ impl<C: ReadCodes> Steps for Stored<'_, C> {
 pub(super) struct GroupScales {
     pub(super) scales: [__m256; 2],
     pub(super) minima: [__m256; 2],
-    /// Factors of the halves of the inputs, if they have any; there is no minimum then.
-    pub(super) factors: Option<[[__m256i; 2]; 2]>,
-    /// Scales of the halves of the inputs, if they have any; there are no others then.
-    pub(super) pair: Option<[[__m256; 2]; 2]>,
+    pub(super) halves: Halves,
+}
+
+/// Scales of the halves of the inputs of a group.
+pub(super) enum Halves {
+    /// Both have the scale of the group.
+    Alike,
+    /// Integers that the scale is multiplied with; there is no minimum.
+    Factors([[__m256i; 2]; 2]),
+    /// Numbers. The scale of the group is not used, and there is no minimum.
+    Numbers([[__m256; 2]; 2]),
 }
 
 /// Reads the scales of a group.
@@ -86,20 +95,33 @@ pub(super) unsafe fn scales(panel: *const u8, layout: &Layout, scales: Scales, i
     unsafe {
         let (at, supers) = (panel.add(layout.scales_at(scales, index)), panel.add(layout.supers_at(scales, index)));
         let (first, second) = (pair_of(scales, at, supers, 0), pair_of(scales, at, supers, LANES));
-        let factors = if matches!(scales, Scales::Halves) {
-            Some([[factors(at), factors(at.add(LANES))], [factors(at.add(PANEL)), factors(at.add(PANEL + LANES))]])
-        } else {
-            None
+        let halves = match scales {
+            Scales::Pair => Halves::Numbers(pair_scales(at, [first.0, second.0])),
+            Scales::Halves => Halves::Factors([
+                [factors(at), factors(at.add(LANES))],
+                [factors(at.add(PANEL)), factors(at.add(PANEL + LANES))],
+            ]),
+            _ => Halves::Alike,
         };
-        let pair = if matches!(scales, Scales::Pair) {
-            let own = |from: usize| {
-                [_mm256_mul_ps(small(at.add(from)), first.0), _mm256_mul_ps(small(at.add(from + LANES)), second.0)]
-            };
-            Some([own(0), own(PANEL)])
-        } else {
-            None
-        };
-        GroupScales { scales: [first.0, second.0], minima: [first.1, second.1], factors, pair }
+        GroupScales { scales: [first.0, second.0], minima: [first.1, second.1], halves }
+    }
+}
+
+/// Returns the scales of the halves of a group: e4m3 numbers times these factors.
+///
+/// # Safety
+/// AVX2 and F16C must be available, and there must be the numbers of a group.
+#[inline(always)]
+pub(super) unsafe fn pair_scales(at: *const u8, factors: [__m256; 2]) -> [[__m256; 2]; 2] {
+    // SAFETY: the caller guarantees this.
+    unsafe {
+        let mut scales = [factors; 2];
+        for (half, scales) in scales.iter_mut().enumerate() {
+            for (h, scale) in scales.iter_mut().enumerate() {
+                *scale = _mm256_mul_ps(small(at.add(half * PANEL + h * LANES)), *scale);
+            }
+        }
+        scales
     }
 }
 
@@ -124,8 +146,8 @@ unsafe fn factors(at: *const u8) -> __m256i {
 
 /// Reads the codes of a stored panel.
 pub(super) trait ReadCodes {
-    /// Whether each half of a group has a scale.
-    const PAIRED: bool = false;
+    /// Offset of the codes if each half of a group has a scale.
+    const OFFSET: i32 = 0;
 
     /// Returns the codes of four inputs of sixteen output rows.
     ///
@@ -159,7 +181,7 @@ impl ReadCodes for E2m1 {
 }
 
 impl ReadCodes for Nvfp4 {
-    const PAIRED: bool = true;
+    const OFFSET: i32 = E2M1_OFFSET as i32;
 
     #[inline(always)]
     unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> [__m256i; 2] {
@@ -189,6 +211,8 @@ impl ReadCodes for Five {
 }
 
 impl ReadCodes for Six {
+    const OFFSET: i32 = HALVES_OFFSET;
+
     #[inline(always)]
     unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> [__m256i; 2] {
         // SAFETY: the caller guarantees this.

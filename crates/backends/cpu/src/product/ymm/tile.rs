@@ -1,7 +1,9 @@
 //! The loops over the groups of a panel and the rows of a tile.
 
+use std::arch::x86_64::*;
+
 use super::read::Ahead;
-use super::{ROW_BYTES, TileRows};
+use super::{LANES, ROW_BYTES, TileRows};
 use crate::weights::{Layout, PANEL};
 
 /// A group of a few rows: the places of the first row's. It has no references because the compiler would keep arrays of
@@ -63,6 +65,31 @@ impl Group {
         unsafe { self.totals.add(row * self.groups).read() }
     }
 
+    /// Adds sums of products with the first rows, times the scales of both, to the results.
+    ///
+    /// # Safety
+    /// AVX2 and FMA must be available, and there must be so many rows.
+    #[inline(always)]
+    pub(super) unsafe fn add_scaled<const N: usize>(
+        self,
+        sums: [[__m256i; N]; 2],
+        scales: [__m256; 2],
+        results: &mut [[f32; PANEL]; N],
+    ) {
+        for (r, result) in results.iter_mut().enumerate() {
+            // SAFETY: the caller guarantees this; arrays of a panel have two registers.
+            unsafe {
+                let own = _mm256_set1_ps(self.scale(r));
+                for h in 0..2 {
+                    let result = result.as_mut_ptr().add(h * LANES);
+                    let scale = _mm256_mul_ps(scales[h], own);
+                    let sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[h][r]), scale, _mm256_loadu_ps(result));
+                    _mm256_storeu_ps(result, sum);
+                }
+            }
+        }
+    }
+
     /// Returns a group further on.
     #[inline(always)]
     fn group(self, index: usize) -> Self {
@@ -111,6 +138,9 @@ pub(super) trait Panel {
 
     const EMPTY: Self::Unpacked;
 
+    /// Number of rows that are multiplied with groups as they are read. More of them leave too few registers for that.
+    const FEW: usize;
+
     /// Returns where the panel is.
     fn place(&self) -> Place<'_>;
 
@@ -146,7 +176,7 @@ pub(super) unsafe fn multiply<P: Panel, const ROWS: usize>(
     results.fill([0.0; PANEL]);
     // SAFETY: the caller guarantees this; the rows have the layout's groups.
     unsafe {
-        if results.len() > ROWS {
+        if results.len() > P::FEW {
             multiply_many::<P, ROWS>(panel, ahead, first, results);
         } else if let Some(results) = results.first_chunk_mut::<4>() {
             multiply_few(panel, ahead, first, results);

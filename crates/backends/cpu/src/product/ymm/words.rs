@@ -1,15 +1,17 @@
 //! Products of weights in 16 bits.
 
 use std::arch::x86_64::*;
+use std::hint::{assert_unchecked, black_box};
 use std::ops::Range;
 
 use super::integers::{Dots, Way};
 use super::read::{ReadCodes, Steps, Stored};
 use super::{LANES, four};
 use crate::rows::GROUP;
+use crate::weights::STEPS;
 
 /// Pairs of inputs in a group.
-pub(super) const PAIRS: usize = GROUP / 2;
+const PAIRS: usize = GROUP / 2;
 
 /// Number of rows that are multiplied at once: eight registers of their sums, two of weights and one of inputs.
 pub(super) const ROWS: usize = 4;
@@ -17,33 +19,115 @@ pub(super) const ROWS: usize = 4;
 /// Weights of a group in 16 bits: for each pair of inputs, those of sixteen output rows in two registers, a row's two beside
 /// each other. It is a trait because the compiler does not inline every closure that returns registers.
 pub(super) trait Pairs {
+    /// Whether the halves of a group are in nibbles of the same bytes, which are therefore read together.
+    const IN_NIBBLES: bool;
+
     /// # Safety
-    /// AVX2 must be available, and there must be this pair.
-    unsafe fn pair(&self, pair: usize) -> [__m256i; 2];
+    /// AVX2 must be available.
+    unsafe fn pair(&self, pair: Pair) -> [__m256i; 2];
 }
 
-/// Returns the exact products of some pairs with rows whose group is at these addresses.
+/// Two inputs of a group.
+#[derive(Clone, Copy)]
+pub(super) struct Pair {
+    /// Index in the group.
+    pub(super) index: usize,
+    pub(super) half: usize,
+    /// Four inputs of the half.
+    pub(super) line: usize,
+    /// Whether they are the first or the second two of the line.
+    pub(super) parity: usize,
+}
+
+impl Pair {
+    /// Number of lines of a half of a group.
+    const LINES: usize = STEPS / 2;
+
+    #[inline(always)]
+    const fn new(half: usize, line: usize, parity: usize) -> Self {
+        Self { index: 2 * (half * Self::LINES + line) + parity, half, line, parity }
+    }
+
+    #[inline(always)]
+    const fn at(index: usize) -> Self {
+        let step = index / 2;
+        Self { index, half: step / Self::LINES, line: step % Self::LINES, parity: index % 2 }
+    }
+}
+
+/// Runs a piece of code for each pair of some halves. The compiler knows half and parity of a pair of nibbles, so that these are
+/// read without branches. If it knew the number of lines or pairs, it would unroll the loop and keep sums in memory.
+macro_rules! for_each_pair {
+    ($weights:ty, $halves:expr, |$pair:ident| $run:block) => {
+        if <$weights>::IN_NIBBLES {
+            for line in 0..black_box(Pair::LINES) {
+                assert_unchecked(line < Pair::LINES);
+                for half in $halves {
+                    for parity in 0..2 {
+                        let $pair = Pair::new(half, line, parity);
+                        $run
+                    }
+                }
+            }
+        } else {
+            let pairs = $halves.start * PAIRS / 2..black_box($halves.end * PAIRS / 2);
+            for index in pairs {
+                assert_unchecked(index < PAIRS);
+                let $pair = Pair::at(index);
+                $run
+            }
+        }
+    };
+}
+
+/// Returns the exact products of some halves of the inputs with rows whose group is at these addresses.
 ///
 /// # Safety
 /// AVX2 must be available, and each address must have [`ROW_BYTES`](super::ROW_BYTES) bytes.
 #[inline(always)]
-pub(super) unsafe fn dots<const N: usize>(
-    weights: &impl Pairs,
+pub(super) unsafe fn dots<const N: usize, P: Pairs>(
+    weights: &P,
     rows: [*const u8; N],
-    pairs: Range<usize>,
+    halves: Range<usize>,
 ) -> [[__m256i; N]; 2] {
     // SAFETY: the caller guarantees this.
     unsafe {
         let mut dots = [[_mm256_setzero_si256(); N]; 2];
-        for pair in pairs {
+        for_each_pair!(P, halves.clone(), |pair| {
             let weights = weights.pair(pair);
             for r in 0..N {
-                let both = four(rows[r], pair);
+                let both = four(rows[r], pair.index);
                 for h in 0..2 {
                     dots[h][r] = _mm256_add_epi32(dots[h][r], _mm256_madd_epi16(weights[h], both));
                 }
             }
-        }
+        });
+        dots
+    }
+}
+
+/// Returns the exact products of each half of the inputs. They fit the registers if there are no more than half of [`ROWS`].
+///
+/// # Safety
+/// Those of [`dots`] apply.
+#[inline(always)]
+pub(super) unsafe fn dots_of_halves<const N: usize, P: Pairs>(
+    weights: &P,
+    rows: [*const u8; N],
+) -> [[[__m256i; N]; 2]; 2] {
+    // SAFETY: the caller guarantees this.
+    unsafe {
+        let mut dots = [[[_mm256_setzero_si256(); N]; 2]; 2];
+        for_each_pair!(P, 0..2, |pair| {
+            let weights = weights.pair(pair);
+            for r in 0..N {
+                let both = four(rows[r], pair.index);
+                for h in 0..2 {
+                    let sum = &mut dots[pair.half][h][r];
+                    *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(weights[h], both));
+                }
+            }
+        });
         dots
     }
 }
@@ -58,24 +142,26 @@ impl Unpacked {
     /// # Safety
     /// AVX2 must be available, and the weights must be of a whole group.
     #[inline(always)]
-    pub(super) unsafe fn fill(&mut self, weights: &impl Pairs) {
-        for (pair, [first, second]) in self.0.iter_mut().enumerate() {
-            // SAFETY: the caller guarantees this; both are registers.
-            unsafe {
-                let [low, high] = weights.pair(pair);
+    pub(super) unsafe fn fill<P: Pairs>(&mut self, weights: &P) {
+        // SAFETY: the caller guarantees this; both are registers.
+        unsafe {
+            for_each_pair!(P, 0..2, |pair| {
+                let ([first, second], [low, high]) = (&mut self.0[pair.index], weights.pair(pair));
                 _mm256_store_si256(first.as_mut_ptr().cast(), low);
                 _mm256_store_si256(second.as_mut_ptr().cast(), high);
-            }
+            });
         }
     }
 }
 
 impl Pairs for &Unpacked {
+    const IN_NIBBLES: bool = false;
+
     #[inline(always)]
-    unsafe fn pair(&self, pair: usize) -> [__m256i; 2] {
+    unsafe fn pair(&self, pair: Pair) -> [__m256i; 2] {
         // SAFETY: the caller guarantees this.
         unsafe {
-            let [first, second] = self.0.get_unchecked(pair);
+            let [first, second] = &self.0[pair.index];
             [_mm256_load_si256(first.as_ptr().cast()), _mm256_load_si256(second.as_ptr().cast())]
         }
     }
@@ -106,6 +192,7 @@ impl Way for InWords {
     type Unpacked = Unpacked;
 
     const EMPTY: Unpacked = Unpacked::EMPTY;
+    const ROWS: usize = ROWS;
 
     #[inline(always)]
     fn stored<C: ReadCodes>(codes: Stored<'_, C>) -> impl Dots {
@@ -124,12 +211,14 @@ impl Way for InWords {
 struct Widened<S>(S);
 
 impl<S: Steps> Pairs for Widened<S> {
+    const IN_NIBBLES: bool = true;
+
     #[inline(always)]
-    unsafe fn pair(&self, pair: usize) -> [__m256i; 2] {
+    unsafe fn pair(&self, pair: Pair) -> [__m256i; 2] {
         // SAFETY: the caller guarantees this; an order is a register.
         unsafe {
-            let [first, second] = self.0.step(pair / 2);
-            let order = _mm256_load_si256(ORDERS[pair % 2].0.as_ptr().cast());
+            let [first, second] = self.0.step(pair.half * Pair::LINES + pair.line);
+            let order = _mm256_load_si256(ORDERS[pair.parity].0.as_ptr().cast());
             [_mm256_shuffle_epi8(first, order), _mm256_shuffle_epi8(second, order)]
         }
     }
@@ -139,8 +228,8 @@ struct Words<P>(P);
 
 impl<P: Pairs> Dots for Words<P> {
     #[inline(always)]
-    unsafe fn dots<const N: usize>(&self, rows: [*const u8; N], steps: Range<usize>) -> [[__m256i; N]; 2] {
-        // SAFETY: the caller guarantees this; a step is two pairs.
-        unsafe { dots(&self.0, rows, 2 * steps.start..2 * steps.end) }
+    unsafe fn dots<const N: usize>(&self, rows: [*const u8; N], halves: Range<usize>) -> [[__m256i; N]; 2] {
+        // SAFETY: the caller guarantees this.
+        unsafe { dots(&self.0, rows, halves) }
     }
 }

@@ -1,0 +1,141 @@
+//! Products of NVFP4 weights in 16 bits with AVX2.
+//!
+//! Each half of a group has a scale of its own, so that the sum of a half is rounded before the other is added.
+
+use std::arch::x86_64::*;
+
+use super::tile::{self, Group, Multiplied, Panel, Place};
+use super::words::{self, Pair, Pairs, Unpacked};
+use super::{LANES, TileRows, read};
+use crate::memory::LINE;
+use crate::weights::{Codes, E2M1_CODES, E2M1_OFFSET, Layout, PANEL, Scales};
+
+/// Twice the values of the codes, as signed bytes.
+static VALUES: [u8; 16] = {
+    let mut values = E2M1_CODES;
+    let mut code = 0;
+    while code < values.len() {
+        values[code] = values[code].wrapping_sub(E2M1_OFFSET);
+        code += 1;
+    }
+    values
+};
+
+/// Multiplies the rows of a tile with a panel of NVFP4 weights. `ahead` prefetches the panel at that distance in bytes, unless
+/// it is 0.
+///
+/// # Safety
+/// AVX2, FMA and F16C must be available, the panel must have this layout, and the rows must be in 16 bits.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn multiply(
+    panel: &[u8],
+    layout: &Layout,
+    rows: &TileRows<'_>,
+    ahead: usize,
+    results: &mut [[f32; PANEL]],
+) {
+    assert!(panel.len() >= layout.bytes && rows.words.is_some());
+    let panel = PairPanel(Place { start: panel.as_ptr(), layout });
+    // SAFETY: the caller guarantees this.
+    unsafe { tile::multiply::<_, { words::ROWS }>(&panel, rows, ahead, results) }
+}
+
+struct PairPanel<'a>(Place<'a>);
+
+impl PairPanel<'_> {
+    fn codes(&self, group: usize) -> Values {
+        let Place { start, layout } = self.0;
+        Values(start.wrapping_add(layout.codes_at(Codes::E2m1, group)))
+    }
+
+    /// # Safety
+    /// AVX2 and F16C must be available, and the panel must have this group.
+    #[inline(always)]
+    unsafe fn group_of<P>(&self, group: usize, values: P) -> PairGroup<P> {
+        let Place { start, layout } = self.0;
+        // SAFETY: the caller guarantees this.
+        unsafe {
+            let (at, whole) =
+                (start.add(layout.scales_at(Scales::Pair, group)), start.add(layout.supers_at(Scales::Pair, group)));
+            let whole = [_mm256_loadu_ps(whole.cast()), _mm256_loadu_ps(whole.cast::<f32>().add(LANES))];
+            PairGroup { values, scales: read::pair_scales(at, whole) }
+        }
+    }
+}
+
+impl Panel for PairPanel<'_> {
+    type Unpacked = Unpacked;
+
+    const EMPTY: Unpacked = Unpacked::EMPTY;
+    const FEW: usize = words::ROWS;
+
+    fn place(&self) -> Place<'_> {
+        self.0
+    }
+
+    #[inline(always)]
+    unsafe fn group(&self, group: usize) -> impl Multiplied {
+        // SAFETY: the caller guarantees this.
+        unsafe { self.group_of(group, self.codes(group)) }
+    }
+
+    #[inline(always)]
+    unsafe fn unpack(&self, group: usize, unpacked: &mut Unpacked) -> impl Multiplied {
+        // SAFETY: the caller guarantees this.
+        unsafe {
+            unpacked.fill(&self.codes(group));
+            self.group_of(group, &*unpacked)
+        }
+    }
+}
+
+/// The values of the codes of a group.
+struct Values(*const u8);
+
+impl Pairs for Values {
+    const IN_NIBBLES: bool = true;
+
+    #[inline(always)]
+    unsafe fn pair(&self, pair: Pair) -> [__m256i; 2] {
+        // The two pairs of each row's four inputs beside each other, so that each word has an input of a pair.
+        static CROSSED: [u8; 16] = [0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15];
+        // SAFETY: the caller guarantees this; tables have sixteen bytes, and a line has two registers.
+        unsafe {
+            let values = _mm256_broadcastsi128_si256(_mm_loadu_si128(VALUES.as_ptr().cast()));
+            let crossed = _mm256_broadcastsi128_si256(_mm_loadu_si128(CROSSED.as_ptr().cast()));
+            let mut weights = [_mm256_set1_epi16(if pair.parity == 0 { 1 } else { 1 << 8 }); 2];
+            for (h, weights) in weights.iter_mut().enumerate() {
+                let packed = _mm256_loadu_si256(self.0.add(pair.line * LINE + h * LINE / 2).cast());
+                let packed = _mm256_shuffle_epi8(packed, crossed);
+                let nibbles = if pair.half == 0 { packed } else { _mm256_srli_epi16::<4>(packed) };
+                let codes = _mm256_and_si256(nibbles, _mm256_set1_epi8(15));
+                *weights = _mm256_maddubs_epi16(*weights, _mm256_shuffle_epi8(values, codes));
+            }
+            weights
+        }
+    }
+}
+
+/// A group, and the scales of its halves.
+struct PairGroup<P> {
+    values: P,
+    scales: [[__m256; 2]; 2],
+}
+
+impl<P: Pairs> Multiplied for PairGroup<P> {
+    #[inline(always)]
+    unsafe fn add<const N: usize>(&self, rows: Group, results: &mut [[f32; PANEL]; N]) {
+        // SAFETY: the caller guarantees this.
+        unsafe {
+            let codes = rows.all_codes();
+            if N <= words::ROWS / 2 {
+                let [first, second] = words::dots_of_halves::<N, P>(&self.values, codes);
+                rows.add_scaled(first, self.scales[0], results);
+                rows.add_scaled(second, self.scales[1], results);
+            } else {
+                rows.add_scaled(words::dots::<N, P>(&self.values, codes, 0..1), self.scales[0], results);
+                rows.add_scaled(words::dots::<N, P>(&self.values, codes, 1..2), self.scales[1], results);
+            }
+        }
+    }
+}
