@@ -125,6 +125,18 @@ shape() {
     echo "$folder"
 }
 
+# What the model of time expects of the same steps, if it knows this GPU. A partition of one is another GPU.
+predicted() {
+    local chip
+    for chip in H200 H100 L40S V100; do
+        if grep '^GPU 0' "$out/doctor.log" | grep -v MIG | grep -qw "$chip"; then
+            "$suite/bin/octavo" bench roofline "$(shape)" --predict "$chip" --batch-sizes "$batch_sizes" --contexts "$contexts" \
+                --prefill "$prefill" --output-json "$out/predicted.json"
+            return
+        fi
+    done
+}
+
 # Steps of Qwen3-8B's shape.
 roofline() {
     local ceilings
@@ -133,6 +145,7 @@ roofline() {
     "$suite/bin/octavo" bench roofline "$(shape)" --load-format dummy --device "$device" --batch-sizes "$batch_sizes" \
         --contexts "$contexts" --prefill "$prefill" "${ceilings[@]}" --output-json "$out/roofline.json" \
         ${OCTAVO_GPU_ROOFLINE_FLAGS:-}
+    predicted
 }
 
 # What the profiler says of the kernels that decide: decode attention of 32 sequences, products of few rows, prefill attention.

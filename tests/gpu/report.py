@@ -178,11 +178,15 @@ def losses(step, kernels, layers):
     return sorted(found, reverse=True)
 
 
+def times(measured):
+    return {key(step): step.get("seconds") for step in (measured or {}).get("steps", [])}
+
+
 def steps(results):
     roofline, pytorch, kernels = (results.json(f"{name}.json") for name in ("roofline", "pytorch", "kernels"))
     if not roofline:
         return ""
-    theirs = {key(step): step.get("seconds") for step in (pytorch or {}).get("steps", [])}
+    theirs, expected = times(pytorch), times(results.json("predicted.json"))
     rows, notes = [], []
     for step in roofline["steps"]:
         seconds, other = step.get("seconds"), theirs.get(key(step))
@@ -193,6 +197,7 @@ def steps(results):
                 milliseconds(step.get("bound_seconds")),
                 percent(step.get("fraction_of_bound")),
                 percent(step.get("fraction_of_ceiling")),
+                milliseconds(expected.get(key(step))),
                 milliseconds(other),
                 ratio(other, seconds),
             )
@@ -202,7 +207,7 @@ def steps(results):
             if largest:
                 lost = "; ".join(f"{lost * 1e3:.3f} ms {name}" for lost, name in largest)
                 notes.append(f"- {label(step)}: {lost}")
-    header = ["step", "octavo ms", "bound ms", "of bound", "of ceiling", "PyTorch ms", "times PyTorch"]
+    header = ["step", "octavo ms", "bound ms", "of bound", "of ceiling", "predicted ms", "PyTorch ms", "times PyTorch"]
     text = table(header, rows)
     if not roofline.get("complete", True):
         text += "\n\nThe run was cut off: steps are missing."
