@@ -13,6 +13,7 @@ use octavo_ops::{BackendError, EmbedIds, Rows};
 
 use crate::build::{KernelId, Kernels};
 use crate::driver::Gpu;
+use crate::experts::ExpertStage;
 use crate::float8::Scaling;
 use crate::libraries::cublaslt::CublasLt;
 use crate::lora::Adapters;
@@ -143,6 +144,17 @@ impl Machine {
             _ => Vec::new(),
         };
         self.stages.iter().flat_map(of_stage).collect()
+    }
+
+    /// Returns the number of quantised weights of experts, counting their parts.
+    pub(crate) fn quantised_experts(&self) -> usize {
+        let of_stage = |stage: &Stage| match stage {
+            Stage::Experts(ExpertStage::Linear { parts, .. }) => {
+                parts.iter().filter(|part| part.is_quantised()).count()
+            }
+            _ => 0,
+        };
+        self.stages.iter().map(of_stage).sum()
     }
 
     /// Launches the forward part.
