@@ -115,6 +115,11 @@ impl ExpertPart {
         Self { params, few: kernel(None), small: kernel(Some(GemmTile::Small)), large: kernel(Some(large)) }
     }
 
+    /// Returns whether the weight is quantised.
+    pub(crate) const fn is_quantised(&self) -> bool {
+        self.params.quant.codes != 0
+    }
+
     /// Returns the kernel for tiles of pairs, and the parameters.
     pub(crate) fn for_tiles(&self, tiles: ExpertTiles) -> (ExpertKernel, ExpertLinearParams) {
         let kernel = match tiles {

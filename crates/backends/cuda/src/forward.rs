@@ -11,6 +11,7 @@ use octavo_ops::{BackendError, EmbedIds, Rows};
 
 use crate::arena::Arena;
 use crate::build::KernelId;
+use crate::experts::ExpertStage;
 use crate::float8::Scaling;
 use crate::launcher::{Device, Launcher};
 use crate::layout::Layout;
@@ -160,6 +161,17 @@ impl<L: Launcher> Machine<L> {
             _ => Vec::new(),
         };
         self.stages.iter().flat_map(of_stage).collect()
+    }
+
+    /// Returns the number of quantised weights of experts, counting their parts.
+    pub(crate) fn quantised_experts(&self) -> usize {
+        let of_stage = |stage: &Stage| match stage {
+            Stage::Experts(ExpertStage::Linear { parts, .. }) => {
+                parts.iter().filter(|part| part.is_quantised()).count()
+            }
+            _ => 0,
+        };
+        self.stages.iter().map(of_stage).sum()
     }
 
     /// Launches the forward part.

@@ -31,6 +31,7 @@ mod experts;
 mod float8;
 mod forward;
 mod images;
+mod integers;
 mod latent;
 mod launcher;
 mod layout;

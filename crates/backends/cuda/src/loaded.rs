@@ -173,6 +173,13 @@ impl Loaded {
             let (rounded, all) = (in_fp8.iter().filter(|rounds| **rounds).count(), in_fp8.len());
             tracing::info!("products: {rounded} of {all} FP8 matrices are multiplied in FP8 in steps of many tokens");
         }
+        let experts = machine.quantised_experts();
+        if experts > 0 {
+            let dtype = dtype.name();
+            tracing::info!(
+                "products: {experts} weights of experts stay quantised and are multiplied with inputs in {dtype}"
+            );
+        }
         gpu.synchronize()?;
         let (tables, changes) = layout.tables;
         let at = TablesAt { address: arena.at(tables), seats: limits.sequences, stride: limits.table_stride() };

@@ -15,7 +15,7 @@ use crate::driver::{Gpu, Pinned};
 use crate::dummy::Fill;
 use crate::float8::{Scaling, most_scales, shared_scales};
 use crate::linear::Setting;
-use crate::{failed, unsupported};
+use crate::{failed, integers, unsupported};
 
 /// Number of words of host memory through which weights are copied.
 pub(crate) const STAGING_WORDS: usize = 4 << 20;
@@ -155,12 +155,16 @@ fn place_matrix(weight: &Weight, setting: &Setting, plan: &mut Plan) -> Result<V
 fn place_experts(weight: &Weight, count: usize, dtype: Dtype, plan: &mut Plan) -> Result<Vec<Part>, BackendError> {
     let each = weight.parts.len() / count.max(1);
     let place = |index: usize| {
-        let first = &weight.parts[index];
-        let format = format_of(first.storage);
-        if parts_of_experts(weight, index, each).any(|part| format_of(part.storage) != format) {
-            return Err(unsupported(format!("experts that are stored in different ways (weight '{}')", weight.name)));
-        }
-        place_part(weight, first.rows * count, format, dtype, plan)
+        let storages = || parts_of_experts(weight, index, each).map(|part| part.storage);
+        let format = match integers::common(storages()) {
+            Some(storage) => format_of(storage),
+            None if storages().all(|storage| format_of(storage).is_none()) => None,
+            None => {
+                let what = format!("experts that are stored in different ways (weight '{}')", weight.name);
+                return Err(unsupported(what));
+            }
+        };
+        place_part(weight, weight.parts[index].rows * count, format, dtype, plan)
     };
     (0..each).map(place).collect()
 }
@@ -228,7 +232,7 @@ impl Loader<'_> {
                     rest = others;
                     match part.quant {
                         None => self.load_plain(weight, these, &[(part.region, self.dtype)])?,
-                        Some((_, layout)) => self.load_quantised(weight, these, part, layout)?,
+                        Some(quant) => self.load_quantised(weight, these, part, quant)?,
                     }
                 }
                 Ok(())
@@ -238,7 +242,7 @@ impl Loader<'_> {
                     let these: Vec<_> = parts_of_experts(weight, index, parts.len()).cloned().collect();
                     match part.quant {
                         None => self.load_plain(weight, &these, &[(part.region, self.dtype)])?,
-                        Some((_, layout)) => self.load_quantised(weight, &these, part, layout)?,
+                        Some(quant) => self.load_quantised(weight, &these, part, quant)?,
                     }
                 }
                 Ok(())
@@ -291,9 +295,14 @@ impl Loader<'_> {
         weight: &Weight,
         parts: &[WeightPart],
         part: &Part,
-        layout: QuantLayout,
+        (format, layout): (QuantFormat, QuantLayout),
     ) -> Result<(), BackendError> {
-        let read = |part: &WeightPart| part.read(weight.cols, self.source).map(|data| data.bytes);
+        let read = |part: &WeightPart| {
+            part.read(weight.cols, self.source).map(|data| match format_of(data.storage) == Some(format) {
+                true => data.bytes,
+                false => integers::widened(data.storage, &data.bytes).into(),
+            })
+        };
         let blocks = match parts {
             [part] => read(part)?,
             parts => parts.iter().map(read).collect::<Result<Vec<_>, _>>()?.concat().into(),

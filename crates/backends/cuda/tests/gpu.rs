@@ -13,7 +13,9 @@ use octavo_ops::testing::{Reference, Rounding, large_images, windowed_texts};
 
 use crate::common::images::{encoded, token_by_token, with_images};
 use crate::common::overlap::{ahead, one_by_one};
-use crate::common::quantised::{Shared, format_agrees, fp8_inputs_agree, mixture_agrees};
+use crate::common::quantised::{
+    Shared, experts_agree, format_agrees, fp8_inputs_agree, mixture_agrees, mixture_is_refused,
+};
 use crate::common::{BLOCKS, checkpoints, generate, loaded, open, vectors, wide, with_suite};
 
 /// Returns settings for small models in an element type, or `None` if there is no GPU for it.
@@ -110,10 +112,12 @@ fn quantised_weights_mean_what_candle_reads() {
     for storage in StorageType::ALL.into_iter().filter(|storage| storage.block_elements() > 1) {
         format_agrees(&config, storage);
     }
-    use StorageType::{Q3K, Q4K, Q5K, Q6K};
+    use StorageType::{F8E4M3, Q3K, Q4K, Q5K, Q6K};
     for config in Dtype::ALL.into_iter().filter_map(self::config) {
-        mixture_agrees(&config, &[Q4K, Q4K, Q6K]);
-        mixture_agrees(&config, &[Q3K, Q5K]);
+        mixture_agrees(&config, &[Q4K, Q4K, Q6K], false);
+        mixture_agrees(&config, &[Q3K, Q5K], false);
+        experts_agree(&config, F8E4M3);
+        assert!(mixture_is_refused(&config, &[Q4K, Q6K]));
     }
 }
 

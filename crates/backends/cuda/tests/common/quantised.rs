@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use octavo_backend_candle::CandleBackend;
 use octavo_backend_cuda::CudaConfig;
 use octavo_ops::testing::suite::Suite;
-use octavo_ops::testing::{MemoryWeights, PagedBatches, TestRng, TinyModel, random_blocks};
+use octavo_ops::testing::{MemoryWeights, PagedBatches, TestRng, TinyExperts, TinyModel, random_blocks};
 use octavo_ops::{Backend, HeadShape, Program, StorageType, TensorData};
 
 use super::{open, with_suite};
@@ -40,9 +40,28 @@ pub(crate) fn format_agrees(config: &CudaConfig, storage: StorageType) {
     });
 }
 
-/// Returns a model whose fused weights have parts of different types, as in files of mixed precision.
-fn mixed(storages: &[StorageType]) -> (Program, MemoryWeights) {
-    let (mut program, mut weights) = model(StorageType::F32).build().expect("the model is well formed");
+/// Returns the model with experts, all of which every token chooses, because rounding may change a choice.
+fn model_with_experts(storage: StorageType) -> TinyModel {
+    let experts = TinyExperts { chosen: 5, ..TinyExperts::default() };
+    TinyModel { experts: Some(experts), ..model(storage) }
+}
+
+/// Compares a model of experts with this storage type, with tiles of four, 32 and 128 pairs. As many experts as choices, so an
+/// expert has a pair of each token.
+pub(crate) fn experts_agree(config: &CudaConfig, storage: StorageType) {
+    let model = model_with_experts(storage).build().expect("the model is well formed");
+    for tokens in [3, 20, 70] {
+        let expected = logits(&mut CandleBackend::new(), &model, tokens);
+        let mut backend = open(config.clone());
+        let found = logits(&mut backend, &model, tokens);
+        let (worst, mean) = differences(&found, &expected);
+        assert!(worst < WORST && mean < MEAN, "{storage}, {tokens} tokens: off by {worst}, {mean} in the mean");
+    }
+}
+
+/// Returns a model whose weights of several parts have parts of different types, as in files of mixed precision.
+fn mixed(model: &TinyModel, storages: &[StorageType]) -> (Program, MemoryWeights) {
+    let (mut program, mut weights) = model.build().expect("the model is well formed");
     let (mut rng, mut next) = (TestRng(31), storages.iter().cycle());
     for weight in program.weights.iter_mut().filter(|weight| weight.parts.len() > 1) {
         let scale = 1.5 / (weight.cols as f32).sqrt();
@@ -130,13 +149,21 @@ pub(crate) fn fp8_inputs_agree(config: &CudaConfig, shared: Shared, many: usize)
     rounds
 }
 
-/// Compares a model whose fused weights have parts with `storages`, in turn.
-pub(crate) fn mixture_agrees(config: &CudaConfig, storages: &[StorageType]) {
-    let model = mixed(storages);
+/// Compares models whose weights of several parts have parts with `storages`, in turn: fused weights, or those of experts.
+pub(crate) fn mixture_agrees(config: &CudaConfig, storages: &[StorageType], of_experts: bool) {
+    let model = if of_experts { model_with_experts(StorageType::F32) } else { model(StorageType::F32) };
+    let model = mixed(&model, storages);
     for tokens in [2, 20, 70] {
         let expected = logits(&mut CandleBackend::new(), &model, tokens);
         let found = logits(&mut open(config.clone()), &model, tokens);
         let (worst, _) = differences(&found, &expected);
         assert!(worst < WORST, "{storages:?}, {tokens} tokens: off by {worst}");
     }
+}
+
+/// Returns whether experts with `storages`, in turn, are refused.
+pub(crate) fn mixture_is_refused(config: &CudaConfig, storages: &[StorageType]) -> bool {
+    let (program, weights) = mixed(&model_with_experts(StorageType::F32), storages);
+    let loaded = open(config.clone()).load(&program, &weights, &mut |_| {});
+    loaded.is_err_and(|error| error.to_string().contains("experts that are stored in different ways"))
 }

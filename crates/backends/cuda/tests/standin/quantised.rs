@@ -3,12 +3,15 @@
 use octavo_backend_cuda::testing::Control;
 use octavo_backend_cuda::testing::devices::{H200, L40S, V100};
 use octavo_backend_cuda::{CudaConfig, Dtype};
+use octavo_ops::StorageType;
 use octavo_ops::StorageType::{
     F8E4M3, F16, Fp4, Int4, Int8, Iq4Nl, Iq4Xs, Mxfp4, Nf4, Nvfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K,
     Q8_0,
 };
 
-use crate::common::quantised::{Shared, format_agrees, fp8_inputs_agree, mixture_agrees};
+use crate::common::quantised::{
+    Shared, experts_agree, format_agrees, fp8_inputs_agree, mixture_agrees, mixture_is_refused,
+};
 use crate::config;
 
 #[test]
@@ -79,7 +82,31 @@ fn parts_of_a_weight_may_be_of_different_types() {
     // The combinations are those of Q4_K_M, Q5_K_M and Q3_K_M files, and one that does not occur in practice.
     for storages in [&[Q4K, Q4K, Q6K][..], &[Q5K, Q6K], &[Q3K, Q5K, Q4K], &[Q5_0, Q8_0, F16, Q2K]] {
         for dtype in [Dtype::F32, Dtype::Bf16] {
-            mixture_agrees(&CudaConfig { dtype: Some(dtype), ..config() }, storages);
+            mixture_agrees(&CudaConfig { dtype: Some(dtype), ..config() }, storages, false);
         }
     }
+}
+
+#[test]
+fn experts_in_every_kind_of_format_mean_what_candle_reads() {
+    for (storage, device, dtype) in [
+        (F8E4M3, H200, Dtype::Bf16),
+        (F8E4M3, L40S, Dtype::F16),
+        (F8E4M3, V100, Dtype::F16),
+        (F8E4M3, V100, Dtype::F32),
+        (Mxfp4, V100, Dtype::F16),
+        (Q4_0, V100, Dtype::F16),
+        (Nvfp4, H200, Dtype::Bf16),
+    ] {
+        experts_agree(&CudaConfig { device, dtype: Some(dtype), ..config() }, storage);
+    }
+}
+
+#[test]
+fn experts_may_be_integers_of_different_widths() {
+    let config = CudaConfig { dtype: Some(Dtype::Bf16), ..config() };
+    mixture_agrees(&config, &[Q4_0, Int8, Int4], true);
+    mixture_agrees(&config, &[Q4_0, Q8_0, Int8], true);
+    mixture_agrees(&config, &[F16, StorageType::BF16, StorageType::F32], true);
+    assert!(mixture_is_refused(&config, &[Q4_0, F8E4M3, Int4]));
 }
