@@ -234,8 +234,8 @@ fn document() -> String {
     out + "]"
 }
 
-fn tokenizer(data: GgufTokenizer) -> Result<Tokenizer, Box<dyn Error>> {
-    Ok(Tokenizer::from_gguf(GgufVocabulary {
+fn tokenizer(data: GgufTokenizer<'_>) -> Result<Tokenizer, Box<dyn Error>> {
+    Ok(Tokenizer::from_gguf(&GgufVocabulary {
         model: data.model,
         pre: data.pre,
         tokens: data.tokens,
@@ -252,10 +252,10 @@ fn tokenizer(data: GgufTokenizer) -> Result<Tokenizer, Box<dyn Error>> {
     })?)
 }
 
-/// Adds tokens that are two of the vocabulary put together, up to a number of tokens.
-fn extended(mut vocabulary: GgufTokenizer, vocab_size: usize) -> GgufTokenizer {
+/// Returns tokens that are two of the vocabulary put together, as many as are missing from a number of tokens.
+fn missing(vocabulary: &GgufTokenizer<'_>, vocab_size: usize) -> Vec<String> {
     let own = vocabulary.tokens.len();
-    let mut known: HashSet<String> = vocabulary.tokens.iter().cloned().collect();
+    let mut known: HashSet<String> = vocabulary.tokens.iter().map(|&token| token.into()).collect();
     let normal = |id: usize| vocabulary.token_types.get(id).is_none_or(|kind| *kind == 1);
     let (mut added, mut at) = (Vec::new(), 0);
     while own + added.len() < vocab_size {
@@ -267,13 +267,19 @@ fn extended(mut vocabulary: GgufTokenizer, vocab_size: usize) -> GgufTokenizer {
             added.push(token);
         }
     }
+    added
+}
+
+/// Adds tokens to a vocabulary.
+fn extended<'a>(mut vocabulary: GgufTokenizer<'a>, added: &'a [String]) -> GgufTokenizer<'a> {
+    vocabulary.tokens.extend(added.iter().map(String::as_str));
+    let size = vocabulary.tokens.len();
     if !vocabulary.token_types.is_empty() {
-        vocabulary.token_types.resize(own + added.len(), 1);
+        vocabulary.token_types.resize(size, 1);
     }
     if !vocabulary.scores.is_empty() {
-        vocabulary.scores.resize(own + added.len(), 0.0);
+        vocabulary.scores.resize(size, 0.0);
     }
-    vocabulary.tokens.append(&mut added);
     vocabulary
 }
 
@@ -366,14 +372,16 @@ impl Run {
 }
 
 fn run(path: &Path) -> Result<(), Box<dyn Error>> {
-    let TokenizerData::Gguf(vocabulary) = Checkpoint::open(path)?.tokenizer()? else {
+    let checkpoint = Checkpoint::open(path)?;
+    let TokenizerData::Gguf(vocabulary) = checkpoint.tokenizer()? else {
         return Err(format!("{}: not a GGUF file", path.display()).into());
     };
     let threads = available_parallelism().map_or(1, usize::from);
     println!("milliseconds of a step, its median and its 90th percentile; {threads} processors");
     for model in MODELS {
         let program = Arc::new(model.program()?);
-        let text = Text::new(extended(vocabulary.clone(), model.vocab_size), model.vocab_size)?;
+        let added = missing(&vocabulary, model.vocab_size);
+        let text = Text::new(extended(vocabulary.clone(), &added), model.vocab_size)?;
         println!("\n{} on one H100, {} tokens of vocabulary", model.name, model.vocab_size);
         println!(
             "rows | without masks: step, of the device | with masks: step, of the device, beyond it | rows, a second | fill, accept (µs)"

@@ -20,9 +20,7 @@ const PROSE: &str =
 
 fn tokenizer() -> Arc<Tokenizer> {
     let data: Value = serde_json::from_str(VOCABULARY).expect("the vocabulary is JSON");
-    let strings = |key: &str| -> Vec<String> {
-        data[key].as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
-    };
+    let strings = |key: &str| data[key].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     let types = data["token_types"].as_array().into_iter().flatten().filter_map(Value::as_i64);
     let vocabulary = GgufVocabulary {
         model: "gpt2".to_owned(),
@@ -32,7 +30,7 @@ fn tokenizer() -> Arc<Tokenizer> {
         merges: strings("merges"),
         ..GgufVocabulary::default()
     };
-    Arc::new(Tokenizer::from_gguf(vocabulary).expect("the vocabulary is whole"))
+    Arc::new(Tokenizer::from_gguf(&vocabulary).expect("the vocabulary is whole"))
 }
 
 fn encode(criterion: &mut Criterion) {

@@ -1,10 +1,12 @@
 //! Conversion between text and token ids.
 
 mod best_path;
+mod bpe;
 mod gguf;
 mod lazy;
 mod local;
 mod long_words;
+mod model;
 mod pair;
 mod parts;
 mod pieces;
@@ -13,9 +15,9 @@ mod pre_tokenizer;
 pub use gguf::GgufVocabulary;
 pub use pair::{PairTokens, TokenLimit};
 pub use parts::Wanted;
-use tokenizers::models::bpe::BPE;
-use tokenizers::{DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl};
+use std::borrow::Cow;
 
+use model::Stages;
 use parts::Parts;
 pub use pieces::byte_character;
 pub(crate) use pieces::{PieceDecoder, Pieces};
@@ -99,13 +101,23 @@ pub struct SpecialTokens {
 /// A vocabulary with its rules. All methods take `&self`, so it can be shared in an `Arc`.
 #[derive(Debug)]
 pub struct Tokenizer {
-    inner: tokenizers::Tokenizer,
+    inner: Stages,
     /// Bytes of every token; `None` if the library's decoder depends on neighbouring tokens.
     pieces: Option<Pieces>,
     /// Whether an id is hidden when special tokens are skipped.
     special_ids: Vec<bool>,
     special: SpecialTokens,
     edges: Edges,
+    parts: Parts,
+}
+
+/// An entry of a vocabulary; `None` for an id without one.
+type Entry<'a> = Option<Cow<'a, str>>;
+
+/// What is derived from the entries of a vocabulary.
+struct Tables {
+    pieces: Option<Pieces>,
+    special_ids: Vec<bool>,
     parts: Parts,
 }
 
@@ -127,45 +139,33 @@ impl Tokenizer {
     /// # Errors
     /// Returns an error if the file cannot be parsed or a token to be added is not in the vocabulary.
     pub fn from_json(tokenizer_json: &[u8], special: SpecialTokens) -> Result<Self, TokenizerError> {
-        let mut inner = read(tokenizer_json)?;
+        let mut inner: Stages =
+            serde_json::from_slice(tokenizer_json).map_err(|error| TokenizerError::Json(error.to_string()))?;
         // The file may set a maximum length or padding; both would silently change a request's tokens.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| TokenizerError::Json(error.to_string()))?;
-        let size = inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
-        let added = inner.get_added_vocabulary();
-        let entries: Vec<Option<String>> =
-            (0..).take(size).map(|id| added.simple_id_to_token(id).or_else(|| inner.id_to_token(id))).collect();
-        Self::new(inner, special, &entries)
+        let (model, added) = (inner.get_model(), inner.get_added_vocabulary());
+        let after_added = added.get_vocab().values().max().map_or(0, |&id| id as usize + 1);
+        let entry = |id| added.simple_id_to_token(id).map(Cow::Owned).or_else(|| model.entry(id));
+        let entries: Vec<Entry<'_>> = (0..).take(model.end().max(after_added)).map(entry).collect();
+        let tables = Tables::new(&inner, &entries);
+        Self::new(inner, special, tables)
     }
 
     /// Builds the tokenizer that a GGUF file describes.
     ///
     /// # Errors
     /// Returns an error if the kind of vocabulary or its split rules are unknown, or if the lists are inconsistent.
-    pub fn from_gguf(vocab: GgufVocabulary) -> Result<Self, TokenizerError> {
-        let (inner, special) = gguf::build(&vocab)?;
-        let entries: Vec<Option<String>> = vocab.tokens.into_iter().map(Some).collect();
-        Self::new(inner, special, &entries)
+    pub fn from_gguf(vocab: &GgufVocabulary<'_>) -> Result<Self, TokenizerError> {
+        let (inner, special) = gguf::build(vocab)?;
+        let entries: Vec<Entry<'_>> = vocab.tokens.iter().map(|&token| Some(Cow::Borrowed(token))).collect();
+        let tables = Tables::new(&inner, &entries);
+        Self::new(inner, special, tables)
     }
 
-    /// Creates a tokenizer. `entries` are the vocabulary's entries by id, in the spelling that the decoder reads.
-    fn new(
-        inner: tokenizers::Tokenizer,
-        special: SpecialTokens,
-        entries: &[Option<String>],
-    ) -> Result<Self, TokenizerError> {
-        let mut special_ids = vec![false; entries.len()];
-        for (id, token) in inner.get_added_tokens_decoder() {
-            if let Some(flag) = special_ids.get_mut(id as usize) {
-                *flag = token.special;
-            }
-        }
-        let pieces = Pieces::new(&inner, entries);
-        if pieces.is_none() {
-            tracing::debug!("the decoder of this tokenizer is not per token: detokenising takes the slower way");
-        }
+    fn new(inner: Stages, special: SpecialTokens, tables: Tables) -> Result<Self, TokenizerError> {
         let edges = Edges::new(&inner, &special)?;
-        let parts = Parts::new(&inner, entries);
+        let Tables { pieces, special_ids, parts } = tables;
         Ok(Self { inner, pieces, special_ids, special, edges, parts })
     }
 
@@ -275,18 +275,25 @@ impl Tokenizer {
     }
 }
 
-/// Parses a `tokenizer.json`. Most contain a BPE model, which is parsed directly into its type. The library's way to a
-/// model of any kind first copies the whole vocabulary twice and takes more than twice the time.
-fn read(json: &[u8]) -> Result<tokenizers::Tokenizer, TokenizerError> {
-    type OfBpe = TokenizerImpl<BPE, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
-    if let Ok(tokenizer) = serde_json::from_slice::<OfBpe>(json) {
-        return Ok(tokenizer.into());
+impl Tables {
+    /// `entries` are those of the vocabulary by id, in the spelling that the decoder reads.
+    fn new(inner: &Stages, entries: &[Entry<'_>]) -> Self {
+        let mut special_ids = vec![false; entries.len()];
+        for (id, token) in inner.get_added_tokens_decoder() {
+            if let Some(flag) = special_ids.get_mut(id as usize) {
+                *flag = token.special;
+            }
+        }
+        let pieces = Pieces::new(inner.get_decoder(), entries);
+        if pieces.is_none() {
+            tracing::debug!("the decoder of this tokenizer is not per token: detokenising takes the slower way");
+        }
+        Self { pieces, special_ids, parts: Parts::new(inner, entries) }
     }
-    tokenizers::Tokenizer::from_bytes(json).map_err(|error| TokenizerError::Json(error.to_string()))
 }
 
 impl Edges {
-    fn new(inner: &tokenizers::Tokenizer, special: &SpecialTokens) -> Result<Self, TokenizerError> {
+    fn new(inner: &Stages, special: &SpecialTokens) -> Result<Self, TokenizerError> {
         if special.add_bos.is_none() && special.add_eos.is_none() {
             return Ok(Self::default());
         }

@@ -176,7 +176,7 @@ fn a_space_prefix_can_be_off() {
 fn tokenizer_json(decoder: &serde_json::Value) -> Vec<u8> {
     let golden = Golden::sentence_piece();
     let vocab: serde_json::Map<_, _> =
-        golden.vocabulary.tokens.iter().enumerate().map(|(id, token)| (token.clone(), id.into())).collect();
+        golden.vocabulary.tokens.iter().enumerate().map(|(id, token)| ((*token).to_owned(), id.into())).collect();
     let added = |id: u32, content: &str| {
         serde_json::json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
             "normalized": false, "special": true})
@@ -246,14 +246,14 @@ fn broken_vocabularies_are_errors() {
     let error = |change: &dyn Fn(&mut GgufVocabulary)| {
         let mut vocabulary = Golden::byte_level().vocabulary;
         change(&mut vocabulary);
-        Tokenizer::from_gguf(vocabulary).unwrap_err().to_string()
+        Tokenizer::from_gguf(&vocabulary).unwrap_err().to_string()
     };
     assert!(error(&|v| v.tokens.clear()).contains("it has no tokens"));
     assert!(error(&|v| v.token_types.truncate(3)).contains("1200 tokens, but 3 token types"));
     assert!(error(&|v| v.scores = vec![0.0; 5]).contains("1200 tokens, but 5 scores"));
     assert!(error(&|v| v.bos_id = Some(1200)).contains("the bos id is 1200, but there are 1200 tokens"));
-    assert!(error(&|v| v.merges.push("nospace".to_owned())).contains("is not two entries"));
-    assert!(error(&|v| v.merges.push("never there".to_owned())).contains("never"));
+    assert!(error(&|v| v.merges.push("nospace")).contains("is not two entries"));
+    assert!(error(&|v| v.merges.push("never there")).contains("never"));
     assert!(error(&|v| v.pre = Some("what".to_owned())).contains("pre-tokenizer \"what\" is not known"));
     assert!(error(&|v| v.model = "bert".to_owned()).contains("tokenizer model \"bert\" is not supported"));
     assert!(error(&|v| v.model = "llama".to_owned()).contains("needs scores"));
@@ -262,9 +262,9 @@ fn broken_vocabularies_are_errors() {
 #[test]
 fn doubled_entries_keep_their_ids() {
     let mut vocabulary = Golden::byte_level().vocabulary;
-    vocabulary.tokens.push("Ġthe".to_owned());
+    vocabulary.tokens.push("Ġthe");
     vocabulary.token_types.push(1);
-    let tokenizer = Tokenizer::from_gguf(vocabulary).unwrap();
+    let tokenizer = Tokenizer::from_gguf(&vocabulary).unwrap();
     assert_eq!(tokenizer.vocab_size(), 1201);
     assert_eq!(tokenizer.token_text(1200), " the");
     assert_ne!(tokenizer.encode(" the", false).unwrap(), [1200]);

@@ -160,7 +160,7 @@ impl Texts {
         }
     }
 
-    pub(super) fn tokenizer(&self) -> Result<TokenizerData, CheckpointError> {
+    pub(super) fn tokenizer(&self) -> Result<TokenizerData<'static>, CheckpointError> {
         let fields = Fields::new(&self.tokenizer_config);
         let flag = |key| fields.bool(key).map_err(self.fail(TOKENIZER_CONFIG));
         Ok(TokenizerData::Json {

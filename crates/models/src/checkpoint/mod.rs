@@ -349,7 +349,7 @@ impl Checkpoint {
     }
 
     /// Returns the data of the tokenizer. The data is copied, so call this once.
-    pub fn tokenizer(&self) -> Result<TokenizerData, CheckpointError> {
+    pub fn tokenizer(&self) -> Result<TokenizerData<'_>, CheckpointError> {
         match &self.files {
             Files::Gguf { text, .. } => {
                 let missing = || ConfigError::missing("tokenizer.ggml.tokens");

@@ -2,7 +2,7 @@
 
 /// Tokenizer data in one of the two published forms.
 #[derive(Clone, Debug, PartialEq)]
-pub enum TokenizerData {
+pub enum TokenizerData<'a> {
     /// `tokenizer.json` with the special tokens of `tokenizer_config.json`.
     Json {
         /// Content of `tokenizer.json`.
@@ -21,25 +21,25 @@ pub enum TokenizerData {
         add_eos: Option<bool>,
     },
     /// The vocabulary of a GGUF header.
-    Gguf(GgufTokenizer),
+    Gguf(GgufTokenizer<'a>),
 }
 
-/// The `tokenizer.ggml.*` keys of a GGUF header.
+/// The `tokenizer.ggml.*` keys of a GGUF header. The texts lie in the file.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct GgufTokenizer {
+pub struct GgufTokenizer<'a> {
     /// Tokenizer model: `gpt2` (byte-level BPE), `llama` (SentencePiece), ...
     pub model: String,
     /// Name of the pre-tokenizer.
     pub pre: Option<String>,
     /// Token texts by id.
-    pub tokens: Vec<String>,
+    pub tokens: Vec<&'a str>,
     /// Scores by id: either empty or one per token.
     pub scores: Vec<f32>,
     /// Token types by id (1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte): either empty or one per
     /// token.
     pub token_types: Vec<i32>,
     /// BPE merges in order of rank, each two texts separated by a space.
-    pub merges: Vec<String>,
+    pub merges: Vec<&'a str>,
     /// Beginning-of-sequence id.
     pub bos_id: Option<u32>,
     /// End-of-sequence id.

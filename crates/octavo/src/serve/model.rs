@@ -219,12 +219,12 @@ fn text_model(
 }
 
 /// Builds the tokenizer that a checkpoint carries.
-pub(crate) fn tokenizer(data: TokenizerData) -> Result<Tokenizer> {
+pub(crate) fn tokenizer(data: TokenizerData<'_>) -> Result<Tokenizer> {
     let tokenizer = match data {
         TokenizerData::Json { tokenizer_json, bos, eos, unk, pad, add_bos, add_eos } => {
             Tokenizer::from_json(&tokenizer_json, SpecialTokens { bos, eos, unk, pad, add_bos, add_eos })?
         }
-        TokenizerData::Gguf(g) => Tokenizer::from_gguf(GgufVocabulary {
+        TokenizerData::Gguf(g) => Tokenizer::from_gguf(&GgufVocabulary {
             model: g.model,
             pre: g.pre,
             tokens: g.tokens,

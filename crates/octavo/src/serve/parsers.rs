@@ -120,8 +120,8 @@ mod tests {
 
     /// A model with this chat template, whose tokenizer has `markers` beside the printable characters.
     fn model(template: Option<&str>, markers: &[&str]) -> TextModel {
-        let characters = ('!'..='~').map(String::from);
-        let tokens: Vec<String> = characters.chain(markers.iter().map(|&marker| marker.to_owned())).collect();
+        let characters: Vec<String> = ('!'..='~').map(String::from).collect();
+        let tokens: Vec<&str> = characters.iter().map(String::as_str).chain(markers.iter().copied()).collect();
         let mut token_types = vec![1; tokens.len()];
         token_types[tokens.len() - markers.len()..].fill(4);
         let vocabulary = GgufVocabulary {
@@ -132,7 +132,7 @@ mod tests {
             ..GgufVocabulary::default()
         };
         let template = template.map(|source| Arc::new(ChatTemplate::new(source, &SpecialTokens::default()).unwrap()));
-        TextModel { tokenizer: Arc::new(Tokenizer::from_gguf(vocabulary).unwrap()), template, images: None }
+        TextModel { tokenizer: Arc::new(Tokenizer::from_gguf(&vocabulary).unwrap()), template, images: None }
     }
 
     fn flags(tools: &str, reasoning: &str) -> ParserFlags {

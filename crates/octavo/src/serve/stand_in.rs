@@ -21,16 +21,13 @@ pub(super) fn tokenizer(vocab_size: usize) -> Result<Tokenizer> {
     );
     let words = WORDS.iter().map(|word| format!("{SPACE}{word}"));
     let names = (0..vocab_size).map(|number| format!("{SPACE}t{number}"));
-    Ok(Tokenizer::from_gguf(GgufVocabulary {
+    let bytes = (0..=u8::MAX).map(|byte| byte_character(byte).to_string());
+    let tokens: Vec<String> = bytes.chain(words).chain(names).take(vocab_size).collect();
+    Ok(Tokenizer::from_gguf(&GgufVocabulary {
         model: "gpt2".into(),
         // This pre-tokenizer looks up whole words before it splits them.
         pre: Some("llama-bpe".into()),
-        tokens: (0..=u8::MAX)
-            .map(|byte| byte_character(byte).to_string())
-            .chain(words)
-            .chain(names)
-            .take(vocab_size)
-            .collect(),
+        tokens: tokens.iter().map(String::as_str).collect(),
         add_bos: Some(false),
         ..GgufVocabulary::default()
     })?)

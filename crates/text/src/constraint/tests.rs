@@ -8,8 +8,8 @@ use crate::{GgufVocabulary, Tokenizer};
 
 /// Returns a tokenizer of letters, a few punctuation marks and an end-of-sequence token.
 fn tokenizer() -> Tokenizer {
-    let mut tokens: Vec<String> = ('!'..='~').map(String::from).collect();
-    tokens.push("<end>".to_owned());
+    let characters = ('!'..='~').map(String::from).collect::<Vec<_>>();
+    let tokens: Vec<&str> = characters.iter().map(String::as_str).chain(["<end>"]).collect();
     let mut token_types = vec![1; tokens.len()];
     token_types[tokens.len() - 1] = 3;
     let vocabulary = GgufVocabulary {
@@ -19,7 +19,7 @@ fn tokenizer() -> Tokenizer {
         token_types,
         ..GgufVocabulary::default()
     };
-    Tokenizer::from_gguf(vocabulary).unwrap()
+    Tokenizer::from_gguf(&vocabulary).unwrap()
 }
 
 #[test]

@@ -6,10 +6,11 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
-use tokenizers::{Model, ModelWrapper};
+use tokenizers::{Model as _, ModelWrapper};
 
 use super::TokenizerError;
 use super::lazy::{Encoding, PAUSE_BYTES, Stop};
+use super::model::Model;
 
 /// By how much an unknown character is worse than the worst token.
 const UNKNOWN_PENALTY: f64 = 10.0;
@@ -50,8 +51,8 @@ struct Search<'w> {
 
 impl BestPath {
     /// `None` for other models and for a Unigram model that has no unknown token or samples its paths.
-    pub(super) fn new(model: &ModelWrapper) -> Option<Self> {
-        let ModelWrapper::Unigram(unigram) = model else { return None };
+    pub(super) fn new(model: &Model) -> Option<Self> {
+        let Model::Library(ModelWrapper::Unigram(unigram)) = model else { return None };
         if unigram.alpha.is_some_and(|alpha| alpha != 0.0) {
             return None;
         }
@@ -101,7 +102,7 @@ impl BestPath {
     }
 
     /// Extends the paths to a place by each token that begins there. Returns the bytes of the longest token that might.
-    fn step(&self, model: &ModelWrapper, search: &mut Search<'_>, (at, character): (usize, char)) -> usize {
+    fn step(&self, model: &Model, search: &mut Search<'_>, (at, character): (usize, char)) -> usize {
         let Some(node) = search.node(at).filter(|node| node.start.is_some() || at == 0).copied() else { return 0 };
         let rest = &search.word[at..];
         let longest = self.longest.get(&character).copied().unwrap_or(0);

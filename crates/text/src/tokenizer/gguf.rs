@@ -1,17 +1,16 @@
 //! Vocabularies in GGUF files.
 
-use std::collections::HashMap;
-
+use tokenizers::AddedToken;
 use tokenizers::decoders::DecoderWrapper;
 use tokenizers::decoders::byte_fallback::ByteFallback;
 use tokenizers::decoders::byte_level::ByteLevel;
 use tokenizers::decoders::fuse::Fuse;
 use tokenizers::decoders::sequence::Sequence as DecoderSequence;
 use tokenizers::decoders::strip::Strip;
-use tokenizers::models::bpe::{BPE, BpeBuilder, Merges, Vocab};
 use tokenizers::normalizers::{NormalizerWrapper, Prepend, Replace, Sequence as NormalizerSequence};
-use tokenizers::{AddedToken, Tokenizer};
 
+use super::bpe::{Bpe, Entries, Settings};
+use super::model::{Model, Stages};
 use super::pieces::byte_token;
 use super::pre_tokenizer::Rules;
 use super::{SpecialTokens, TokenizerError};
@@ -21,20 +20,20 @@ const SPACE: char = '\u{2581}';
 
 /// The tokenizer of a GGUF file, from its `tokenizer.ggml.*` keys.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct GgufVocabulary {
+pub struct GgufVocabulary<'a> {
     /// Key `model`: `gpt2` (byte-level BPE) or `llama` (SentencePiece BPE).
     pub model: String,
     /// Key `pre`: split rules of a byte-level vocabulary.
     pub pre: Option<String>,
     /// Key `tokens`, by id.
-    pub tokens: Vec<String>,
+    pub tokens: Vec<&'a str>,
     /// Key `scores`, by id: order of merges of a SentencePiece vocabulary. May be empty for a byte-level one.
     pub scores: Vec<f32>,
     /// Key `token_type`, by id: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte. Empty means all
     /// normal.
     pub token_types: Vec<i32>,
     /// Key `merges` of a byte-level vocabulary, best first: two entries separated by a space.
-    pub merges: Vec<String>,
+    pub merges: Vec<&'a str>,
     /// Key `bos_token_id`.
     pub bos_id: Option<u32>,
     /// Key `eos_token_id`.
@@ -55,13 +54,13 @@ const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 
-impl GgufVocabulary {
-    fn token(&self, role: &str, id: Option<u32>) -> Result<Option<String>, TokenizerError> {
+impl<'a> GgufVocabulary<'a> {
+    fn token(&self, role: &str, id: Option<u32>) -> Result<Option<&'a str>, TokenizerError> {
         let Some(id) = id else { return Ok(None) };
         let token = self.tokens.get(id as usize).ok_or_else(|| {
             TokenizerError::Vocabulary(format!("the {role} id is {id}, but there are {} tokens", self.tokens.len()))
         })?;
-        Ok(Some(token.clone()))
+        Ok(Some(token))
     }
 
     fn check(&self) -> Result<(), TokenizerError> {
@@ -87,35 +86,29 @@ impl GgufVocabulary {
         typed
             .filter(|(token, _)| !token.is_empty())
             .filter_map(|(token, &kind)| match kind {
-                UNKNOWN | CONTROL => Some(AddedToken::from(token.clone(), true)),
-                USER_DEFINED => Some(AddedToken::from(token.clone(), false).normalized(false)),
+                UNKNOWN | CONTROL => Some(AddedToken::from(*token, true)),
+                USER_DEFINED => Some(AddedToken::from(*token, false).normalized(false)),
                 _ => None,
             })
             .collect()
     }
 
-    /// Returns the ids of the entries. The lower id wins for an entry that occurs twice.
-    fn ids(&self) -> HashMap<&str, u32> {
-        let mut ids = HashMap::with_capacity(self.tokens.len());
-        for (id, token) in (0..).zip(&self.tokens) {
-            ids.entry(token.as_str()).or_insert(id);
-        }
-        ids
-    }
-
-    fn library_vocab(&self) -> Vocab {
-        self.ids().into_iter().map(|(token, id)| (token.to_owned(), id)).collect()
+    /// Returns the entries. The lower id wins for an entry that occurs twice.
+    fn entries(&self) -> Result<Entries, TokenizerError> {
+        let tokens = self.tokens.iter().enumerate().map(|(id, &token)| (id as u32, token));
+        Entries::new(tokens).map_err(TokenizerError::Vocabulary)
     }
 }
 
-/// Builds the library's tokenizer for a vocabulary, and its special tokens.
-pub(super) fn build(vocab: &GgufVocabulary) -> Result<(Tokenizer, SpecialTokens), TokenizerError> {
+/// Builds the stages of a vocabulary's tokenizer, and its special tokens.
+pub(super) fn build(vocab: &GgufVocabulary<'_>) -> Result<(Stages, SpecialTokens), TokenizerError> {
     vocab.check()?;
+    let token = |role, id| vocab.token(role, id).map(|token| token.map(str::to_owned));
     let mut special = SpecialTokens {
-        bos: vocab.token("bos", vocab.bos_id)?,
-        eos: vocab.token("eos", vocab.eos_id)?,
-        unk: vocab.token("unknown", vocab.unk_id)?,
-        pad: vocab.token("padding", vocab.pad_id)?,
+        bos: token("bos", vocab.bos_id)?,
+        eos: token("eos", vocab.eos_id)?,
+        unk: token("unknown", vocab.unk_id)?,
+        pad: token("padding", vocab.pad_id)?,
         add_bos: vocab.add_bos,
         add_eos: Some(vocab.add_eos.unwrap_or(false)),
     };
@@ -135,37 +128,38 @@ pub(super) fn build(vocab: &GgufVocabulary) -> Result<(Tokenizer, SpecialTokens)
     Ok((tokenizer, special))
 }
 
-fn byte_level(vocab: &GgufVocabulary, rules: &Rules) -> Result<Tokenizer, TokenizerError> {
-    let mut merges = Merges::with_capacity(vocab.merges.len());
+fn byte_level(vocab: &GgufVocabulary<'_>, rules: &Rules) -> Result<Stages, TokenizerError> {
+    let mut merges = Vec::with_capacity(vocab.merges.len());
     for (rank, merge) in vocab.merges.iter().enumerate() {
         // Entries spell spaces differently, so the first space after the first character is the separator.
         let pair = merge.char_indices().skip(1).find(|&(_, character)| character == ' ');
         let (left, right) = pair.map(|(at, _)| (&merge[..at], &merge[at + 1..])).ok_or_else(|| {
             TokenizerError::Vocabulary(format!("merge {rank} (\"{merge}\") is not two entries with a space between"))
         })?;
-        merges.push((left.to_owned(), right.to_owned()));
+        merges.push((left, right));
     }
-    let bpe = bpe(BPE::builder().vocab_and_merges(vocab.library_vocab(), merges).ignore_merges(rules.ignore_merges))?;
-    let mut tokenizer = Tokenizer::new(bpe);
+    let settings = Settings { ignore_merges: rules.ignore_merges, ..Settings::default() };
+    let mut tokenizer = Stages::new(bpe(vocab.entries()?, merges, settings)?);
     tokenizer.with_normalizer(rules.normalizer()).map_err(broken)?;
     tokenizer.with_pre_tokenizer(Some(rules.pre_tokenizer()?));
     tokenizer.with_decoder(Some(ByteLevel::default()));
     Ok(tokenizer)
 }
 
-fn sentence_piece(vocab: &GgufVocabulary) -> Result<Tokenizer, TokenizerError> {
+fn sentence_piece(vocab: &GgufVocabulary<'_>) -> Result<Stages, TokenizerError> {
     if vocab.scores.is_empty() {
         return Err(TokenizerError::Vocabulary("a SentencePiece vocabulary needs scores".to_owned()));
     }
     let bytes = vocab.tokens.iter().filter(|token| byte_token(token).is_some()).count();
-    let mut builder = BPE::builder()
-        .vocab_and_merges(vocab.library_vocab(), merges_from_scores(vocab))
-        .fuse_unk(true)
-        .byte_fallback(bytes == 256);
-    if let Some(unk) = vocab.token("unknown", vocab.unk_id)? {
-        builder = builder.unk_token(unk);
-    }
-    let mut tokenizer = Tokenizer::new(bpe(builder)?);
+    let settings = Settings {
+        unknown: vocab.token("unknown", vocab.unk_id)?,
+        fuse_unknown: true,
+        byte_fallback: bytes == 256,
+        ignore_merges: false,
+    };
+    let entries = vocab.entries()?;
+    let merges = merges_from_scores(vocab, &entries);
+    let mut tokenizer = Stages::new(bpe(entries, merges, settings)?);
 
     let space_prefix = vocab.add_space_prefix.unwrap_or(true);
     let mut normalizers = Vec::new();
@@ -190,33 +184,32 @@ fn sentence_piece(vocab: &GgufVocabulary) -> Result<Tokenizer, TokenizerError> {
 /// Derives merges from scores. SentencePiece merges the neighbours whose union has the best score. As ordered pairs,
 /// these are all ways to split a token in two, best token first; within one token, in the order of the two ids, as in
 /// converters to tokenizer.json.
-fn merges_from_scores(vocab: &GgufVocabulary) -> Merges {
-    let ids = vocab.ids();
+fn merges_from_scores<'a>(vocab: &GgufVocabulary<'a>, entries: &Entries) -> Vec<(&'a str, &'a str)> {
     let mergeable = |id: usize| {
         let kind = vocab.token_types.get(id).copied().unwrap_or(1);
-        !matches!(kind, UNKNOWN | CONTROL | USER_DEFINED) && byte_token(&vocab.tokens[id]).is_none()
+        !matches!(kind, UNKNOWN | CONTROL | USER_DEFINED) && byte_token(vocab.tokens[id]).is_none()
     };
     let mut order: Vec<usize> = (0..vocab.tokens.len()).filter(|&id| mergeable(id)).collect();
     order.sort_by(|&a, &b| vocab.scores[b].total_cmp(&vocab.scores[a]));
-    let mut merges = Merges::new();
+    let mut merges = Vec::new();
     let mut pairs = Vec::new();
     for id in order {
-        let token = vocab.tokens[id].as_str();
+        let token = vocab.tokens[id];
         pairs.clear();
         for (at, _) in token.char_indices().skip(1) {
             let (left, right) = token.split_at(at);
-            if let (Some(&left_id), Some(&right_id)) = (ids.get(left), ids.get(right)) {
+            if let (Some(left_id), Some(right_id)) = (entries.id(left), entries.id(right)) {
                 pairs.push((left_id, right_id, left, right));
             }
         }
         pairs.sort_unstable_by_key(|&(left_id, right_id, ..)| (left_id, right_id));
-        merges.extend(pairs.iter().map(|&(_, _, left, right)| (left.to_owned(), right.to_owned())));
+        merges.extend(pairs.iter().map(|&(_, _, left, right)| (left, right)));
     }
     merges
 }
 
-fn bpe(builder: BpeBuilder) -> Result<BPE, TokenizerError> {
-    builder.build().map_err(broken)
+fn bpe(entries: Entries, merges: Vec<(&str, &str)>, settings: Settings<'_>) -> Result<Model, TokenizerError> {
+    Bpe::new(entries, merges.into_iter(), settings).map(Model::Bpe).map_err(TokenizerError::Vocabulary)
 }
 
 fn broken(error: tokenizers::Error) -> TokenizerError {

@@ -10,15 +10,16 @@ use std::borrow::Cow;
 use aho_corasick::{AhoCorasick, MatchKind};
 use serde_json::Value;
 use tokenizers::utils::SysRegex;
-use tokenizers::{AddedToken, Model, ModelWrapper, NormalizedString, Normalizer};
+use tokenizers::{AddedToken, Model as _, ModelWrapper, NormalizedString, Normalizer};
 use unicode_categories::UnicodeCategories;
 
 use super::best_path::BestPath;
 use super::local::LocalNormalizer;
 use super::long_words::LongWords;
+use super::model::{Model, Stages};
 use super::pieces::byte_characters;
 use super::pre_tokenizer::GPT2;
-use super::{Tokenizer, TokenizerError};
+use super::{Entry, Tokenizer, TokenizerError};
 
 /// Bytes of a text between two pauses: a few milliseconds of work.
 pub(super) const PAUSE_BYTES: usize = 16 << 10;
@@ -129,7 +130,7 @@ impl<E: From<TokenizerError>> From<tokenizers::Error> for Stop<E> {
 /// A text that is being encoded.
 pub(super) struct Encoding<'a, E> {
     encoder: &'a LazyEncoder,
-    pub(super) model: &'a ModelWrapper,
+    pub(super) model: &'a Model,
     pub(super) ids: Vec<u32>,
     bytes: usize,
     /// Called with the number of tokens that are certain.
@@ -138,11 +139,15 @@ pub(super) struct Encoding<'a, E> {
 
 impl LazyEncoder {
     /// The encoder with the stages of a tokenizer; `None` if one of them is unknown.
-    pub(super) fn new(inner: &tokenizers::Tokenizer, entries: &[Option<String>]) -> Option<Self> {
+    pub(super) fn new(inner: &Stages, entries: &[Entry<'_>]) -> Option<Self> {
         match inner.get_model() {
-            ModelWrapper::BPE(model) if model.dropout.is_some() => return None,
+            Model::Library(ModelWrapper::BPE(model)) if model.dropout.is_some() => return None,
             // A longer word is unknown. The search takes the square of the length of a shorter one.
-            ModelWrapper::WordPiece(model) if model.max_input_chars_per_word > WORD_PIECE_CHARACTERS => return None,
+            Model::Library(ModelWrapper::WordPiece(model))
+                if model.max_input_chars_per_word > WORD_PIECE_CHARACTERS =>
+            {
+                return None;
+            }
             _ => {}
         }
         let (raw, normalized) = AddedTokens::from_tokenizer(inner)?;
@@ -239,7 +244,7 @@ impl LazyEncoder {
     /// Returns the tokens of `text`, which is at `place` of a longer one.
     pub(super) fn encode<E: From<TokenizerError>>(
         &self,
-        model: &ModelWrapper,
+        model: &Model,
         (text, place): (&str, Place),
         pause: &mut dyn FnMut(usize) -> Result<(), Stop<E>>,
     ) -> Result<Vec<u32>, E> {
@@ -467,7 +472,7 @@ impl Metaspace {
 
 impl AddedTokens {
     /// The tokens that are found before and after normalisation; `None` if one of them cannot be normalised.
-    fn from_tokenizer(inner: &tokenizers::Tokenizer) -> Option<(Option<Self>, Option<Self>)> {
+    fn from_tokenizer(inner: &Stages) -> Option<(Option<Self>, Option<Self>)> {
         let (mut raw, mut normalized) = (vec![], vec![]);
         for (id, token) in inner.get_added_tokens_decoder() {
             if !token.normalized {

@@ -7,10 +7,11 @@
 //! encoding of a window has a token boundary, and the encoding of the text from there on begins with the token that
 //! follows it in the window, the tokens before the boundary and those after it are the tokens of the whole.
 
-use tokenizers::{Model, ModelWrapper};
+use tokenizers::Model as _;
 
-use super::TokenizerError;
 use super::lazy::{Encoding, LazyEncoder, Stop};
+use super::model::Model;
+use super::{Entry, TokenizerError};
 
 /// Bytes of a window: a few milliseconds of work.
 const WINDOW: usize = 16 << 10;
@@ -25,17 +26,12 @@ pub(super) struct LongWords {
 
 impl LongWords {
     /// `None` for a model other than byte-pair encoding, or one that treats the ends of a word differently.
-    pub(super) fn new(model: &ModelWrapper, entries: &[Option<String>]) -> Option<Self> {
-        let ModelWrapper::BPE(bpe) = model else { return None };
-        if bpe.continuing_subword_prefix.is_some() || bpe.end_of_word_suffix.is_some() {
+    pub(super) fn new(model: &Model, entries: &[Entry<'_>]) -> Option<Self> {
+        let Model::Bpe(bpe) = model else { return None };
+        if bpe.moves_unknown() {
             return None;
         }
-        // The library moves unknown characters behind neighbours that are spelled in bytes.
-        let spelled_in_bytes = || (0..=u8::MAX).all(|byte| bpe.token_to_id(&format!("<{byte:#04X}>")).is_some());
-        if bpe.byte_fallback && bpe.unk_token.is_some() && !spelled_in_bytes() {
-            return None;
-        }
-        let longest = entries.iter().flatten().map(String::len).max().unwrap_or(0);
+        let longest = entries.iter().flatten().map(|entry| entry.len()).max().unwrap_or(0);
         Some(Self { window: WINDOW, longest })
     }
 

@@ -14,11 +14,12 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use serde_json::Value;
-use tokenizers::{Model, ModelWrapper};
+use tokenizers::{Model as _, ModelWrapper};
 
 use super::lazy::{LazyEncoder, Place, Stop, steps};
+use super::model::{Model, Stages};
 use super::pre_tokenizer::SPLITS_AT_SPACES;
-use super::{Tokenizer, TokenizerError};
+use super::{Entry, Tokenizer, TokenizerError};
 
 /// Bytes of a part, unless the text has no boundary there: a few milliseconds of work.
 const PART_BYTES: usize = 16 << 10;
@@ -70,7 +71,7 @@ pub(super) enum Cuts {
 
 impl Parts {
     /// `entries` are the vocabulary's entries by id.
-    pub(super) fn new(inner: &tokenizers::Tokenizer, entries: &[Option<String>]) -> Self {
+    pub(super) fn new(inner: &Stages, entries: &[Entry<'_>]) -> Self {
         let lazy = around(inner).zip(LazyEncoder::new(inner, entries)).map(|(around, encoder)| {
             let cuts = Cuts::new(inner, &encoder, entries);
             Lazy { encoder, cuts, around }
@@ -211,7 +212,7 @@ const MOST_ADDED: usize = 1;
 
 impl Cuts {
     /// The cuts that are certain for a tokenizer, if any.
-    fn new(inner: &tokenizers::Tokenizer, encoder: &LazyEncoder, entries: &[Option<String>]) -> Option<Self> {
+    fn new(inner: &Stages, encoder: &LazyEncoder, entries: &[Entry<'_>]) -> Option<Self> {
         let added = inner.get_added_tokens_decoder();
         if !added.values().all(is_local_token) {
             return None;
@@ -223,8 +224,8 @@ impl Cuts {
         }
         // A model may look at a word as a whole, unless words end at spaces.
         let sees_neighbours_only = match inner.get_model() {
-            ModelWrapper::BPE(bpe) => encoder.long_words.is_some() && !bpe.ignore_merges,
-            model => matches!(model, ModelWrapper::Unigram(_)),
+            Model::Bpe(bpe) => encoder.long_words.is_some() && !bpe.ignores_merges(),
+            Model::Library(model) => matches!(model, ModelWrapper::Unigram(_)),
         };
         let is_certain = encoder.only_replaces_spaces() && (sees_neighbours_only || encoder.splits_words());
         if !is_certain || inner.get_model().token_to_id(SPACE).is_none() {
@@ -239,7 +240,7 @@ impl Cuts {
     }
 
     /// Whether `text` may be cut at `at`.
-    pub(super) fn allow(&self, text: &str, at: usize, model: &ModelWrapper) -> bool {
+    pub(super) fn allow(&self, text: &str, at: usize, model: &Model) -> bool {
         if !is_boundary(text.as_bytes(), at) {
             return false;
         }
@@ -277,7 +278,7 @@ fn is_boundary(text: &[u8], at: usize) -> bool {
 }
 
 /// The tokens before and after every text with special tokens, if they are the same around every text.
-fn around(inner: &tokenizers::Tokenizer) -> Option<(Vec<u32>, Vec<u32>)> {
+fn around(inner: &Stages) -> Option<(Vec<u32>, Vec<u32>)> {
     let ids = |text, special| inner.encode_fast(text, special).ok().map(|encoding| encoding.get_ids().to_vec());
     let (plain, whole, empty) = (ids("a b", false)?, ids("a b", true)?, ids("", true)?);
     let start = whole.windows(plain.len().max(1)).position(|window| window == plain)?;
@@ -286,10 +287,10 @@ fn around(inner: &tokenizers::Tokenizer) -> Option<(Vec<u32>, Vec<u32>)> {
 }
 
 /// Whether every rule of a byte-level tokenizer sees no further than a boundary, and a piece ends there.
-fn splits_at_boundaries(inner: &tokenizers::Tokenizer) -> bool {
+fn splits_at_boundaries(inner: &Stages) -> bool {
     let normalizers = steps(serde_json::to_value(inner.get_normalizer()), "normalizers");
     let steps = steps(serde_json::to_value(inner.get_pre_tokenizer()), "pretokenizers");
-    matches!(inner.get_model(), ModelWrapper::BPE(_))
+    inner.get_model().is_bpe()
         && normalizers.iter().all(|step| step["type"] == "NFC")
         && steps.iter().all(is_local_step)
         && steps.iter().any(splits_at_spaces)

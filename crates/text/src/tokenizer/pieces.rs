@@ -1,6 +1,9 @@
 //! The bytes of every token, which make detokenising a table look-up.
 
 use serde_json::Value;
+use tokenizers::DecoderWrapper;
+
+use super::Entry;
 
 /// Bytes of each token by id, and the treatment of the start of a text.
 ///
@@ -26,8 +29,8 @@ enum Rule {
 
 impl Pieces {
     /// Builds the table; `None` if the decoder does not allow one.
-    pub(crate) fn new(tokenizer: &tokenizers::Tokenizer, entries: &[Option<String>]) -> Option<Self> {
-        let decoder = serde_json::to_value(tokenizer.get_decoder()?).ok()?;
+    pub(super) fn new(decoder: Option<&DecoderWrapper>, entries: &[Entry<'_>]) -> Option<Self> {
+        let decoder = serde_json::to_value(decoder?).ok()?;
         let (rule, leading_spaces) = parse_decoder(&decoder)?;
         let unicode_to_byte = byte_characters();
         let mut pieces = Self { bytes: Vec::new(), ends: Vec::with_capacity(entries.len()), leading_spaces };
@@ -37,6 +40,7 @@ impl Pieces {
             }
             pieces.ends.push(u32::try_from(pieces.bytes.len()).ok()?);
         }
+        pieces.bytes.shrink_to_fit();
         Some(pieces)
     }
 

@@ -453,7 +453,7 @@ fn a_gguf_vocabulary_is_interruptible() {
     let pieces = ["<unk>", "<s>", "</s>", "▁", "a", "b", "▁a", "ab"];
     let vocab = GgufVocabulary {
         model: "llama".into(),
-        tokens: pieces.map(String::from).to_vec(),
+        tokens: pieces.to_vec(),
         scores: vec![0.0, 0.0, 0.0, -3.0, -4.0, -5.0, -1.0, -2.0],
         token_types: vec![2, 3, 3, 1, 1, 1, 1, 1],
         bos_id: Some(1),
@@ -461,7 +461,7 @@ fn a_gguf_vocabulary_is_interruptible() {
         unk_id: Some(0),
         ..GgufVocabulary::default()
     };
-    let tokenizer = Tokenizer::from_gguf(vocab).unwrap();
+    let tokenizer = Tokenizer::from_gguf(&vocab).unwrap();
     assert!(tokenizer.is_interruptible());
     for text in ["ab ba ".repeat(10_000), "ab".repeat(30_000), "\u{4e00}".repeat(30_000)] {
         assert_eq!(in_parts(&tokenizer, &text, (true, Wanted::All)), tokenizer.encode(&text, true).unwrap());

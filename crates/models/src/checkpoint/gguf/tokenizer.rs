@@ -29,7 +29,7 @@ const END_OF_MESSAGE: &str = "<|end|>";
 const END_OF_TURN: &str = "<|return|>";
 
 /// Returns the vocabulary, or `None` if the file has none.
-pub(crate) fn tokenizer_data(metadata: &MetadataView<'_>) -> Result<Option<TokenizerData>, ConfigError> {
+pub(crate) fn tokenizer_data<'a>(metadata: &MetadataView<'a>) -> Result<Option<TokenizerData<'a>>, ConfigError> {
     let Some(tokens) = metadata.strings("tokenizer.ggml.tokens")? else { return Ok(None) };
     let model = metadata.str("tokenizer.ggml.model")?.ok_or_else(|| ConfigError::missing("tokenizer.ggml.model"))?;
     let scores = metadata.f32s("tokenizer.ggml.scores")?.unwrap_or_default();
@@ -40,13 +40,12 @@ pub(crate) fn tokenizer_data(metadata: &MetadataView<'_>) -> Result<Option<Token
             return Err(ConfigError::Invalid(format!("{key} has {len} entries, but there are {count} tokens")));
         }
     }
-    let owned = |texts: Vec<&str>| texts.into_iter().map(str::to_owned).collect();
     Ok(Some(TokenizerData::Gguf(GgufTokenizer {
         model: model.to_owned(),
         pre: metadata.str("tokenizer.ggml.pre")?.map(str::to_owned),
         scores,
         token_types,
-        merges: owned(metadata.strings("tokenizer.ggml.merges")?.unwrap_or_default()),
+        merges: metadata.strings("tokenizer.ggml.merges")?.unwrap_or_default(),
         bos_id: metadata.u32("tokenizer.ggml.bos_token_id")?,
         eos_id: metadata.u32("tokenizer.ggml.eos_token_id")?,
         unk_id: metadata.u32("tokenizer.ggml.unknown_token_id")?,
@@ -54,7 +53,7 @@ pub(crate) fn tokenizer_data(metadata: &MetadataView<'_>) -> Result<Option<Token
         add_bos: metadata.bool("tokenizer.ggml.add_bos_token")?,
         add_eos: metadata.bool("tokenizer.ggml.add_eos_token")?,
         add_space_prefix: metadata.bool("tokenizer.ggml.add_space_prefix")?,
-        tokens: owned(tokens),
+        tokens,
     })))
 }
 

@@ -141,28 +141,29 @@ fn content_formats_of_real_structures() {
     assert_eq!(template.content_format(), ContentFormat::OpenAi);
 }
 
-/// A SentencePiece vocabulary whose tokenizer adds `<s>`, as those of Gemma do.
-fn vocabulary() -> GgufVocabulary {
+/// Returns a tokenizer of a SentencePiece vocabulary that adds `<s>`, as those of Gemma do.
+fn tokenizer() -> Tokenizer {
     let specials = ["<unk>", "<s>", "</s>"].map(|token| (token.to_owned(), 3));
     let bytes = (0..=u8::MAX).map(|byte| (format!("<0x{byte:02X}>"), 6));
     let (tokens, token_types): (Vec<String>, Vec<i32>) = specials.into_iter().chain(bytes).unzip();
-    GgufVocabulary {
+    let vocabulary = GgufVocabulary {
         model: "llama".to_owned(),
         scores: vec![0.0; tokens.len()],
-        tokens,
+        tokens: tokens.iter().map(String::as_str).collect(),
         token_types,
         bos_id: Some(1),
         eos_id: Some(2),
         unk_id: Some(0),
         add_bos: Some(true),
         ..GgufVocabulary::default()
-    }
+    };
+    Tokenizer::from_gguf(&vocabulary).unwrap()
 }
 
 /// A chat prompt is encoded without special tokens, because the template writes them.
 #[test]
 fn the_beginning_of_a_sequence_is_not_doubled() {
-    let tokenizer = Tokenizer::from_gguf(vocabulary()).unwrap();
+    let tokenizer = tokenizer();
     assert_eq!(tokenizer.encode("", true).unwrap(), [1]);
     for template in ["gemma2", "gemma3", "olmo2", "mixtral"] {
         let messages = [json!({"role": "user", "content": "Hi"})];
