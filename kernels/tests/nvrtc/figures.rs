@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use octavo_kernels::figures::Code;
 use octavo_kernels::manifest::Chip;
+use octavo_kernels::sources;
 
 use crate::{REWRITE, code, programs, tools};
 
@@ -30,11 +31,13 @@ fn found() -> Figures {
             let name = format!("{}-figures-{}", chip.arch(), program.source.path.replace('/', "-"));
             let text = tools::disassemble(&nvdisasm, &name, &program.compiled.code);
             let (all, main_loops) = (code::instructions(&text), code::main_loops(&text));
+            // A tile of decode attention is copied in one of several ways.
+            let ways = if program.source == sources::ATTENTION_DECODE { code::ways(&text) } else { BTreeMap::new() };
             for instance in &program.instances {
                 let main = &main_loops[&instance.name];
                 let figures = Code {
                     instructions: all[&instance.name].len() as u32,
-                    main_loop: main.len() as u32,
+                    main_loop: ways.get(&instance.name).map_or(main.len(), |way| *way) as u32,
                     loaded: main.iter().map(|mnemonic| code::loaded_bytes(mnemonic)).sum(),
                 };
                 of_chip.insert(instance.name.clone(), figures);

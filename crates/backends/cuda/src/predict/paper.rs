@@ -4,8 +4,9 @@ use std::any::Any;
 use std::cell::RefCell;
 
 use octavo_kernels::manifest::{self, Chip, Dtype, Instance};
-use octavo_kernels::params::{Params, SamplingParams};
+use octavo_kernels::params::{KV_BLOCK, Params, SamplingParams};
 use octavo_kernels::plan::PrefillPlan;
+use octavo_kernels::sources;
 use octavo_ops::cost::{ElementBytes, op_cost};
 use octavo_ops::{BackendError, Op, Program, ProgramKind, StepBatch};
 
@@ -281,6 +282,7 @@ impl Attended<'_> {
                 let tiles = (self.heads.q / self.heads.kv).div_ceil(tile.heads as usize) as u64;
                 launch.work.asked = launch.work.stored * tiles;
                 launch.work.tasks = self.exact.splits as u64 * self.heads.kv as u64 * tiles;
+                launch.work.iterations = launch.instance.as_ref().map_or(0, |instance| self.split_tiles(instance));
             }
             Attention::Planned { .. } => {
                 let keys = self.tile_keys();
@@ -292,6 +294,18 @@ impl Attended<'_> {
             Attention::Plain { .. } => launch.work.asked = self.heads.q as u64 * self.pairs() * row,
             Attention::Segment { .. } => {}
         }
+    }
+
+    /// Returns the average number of tiles of a split that each warp of decode attention on tensor cores multiplies; 0 for another
+    /// kernel.
+    fn split_tiles(&self, instance: &Instance) -> u64 {
+        if instance.source != sources::ATTENTION_DECODE {
+            return 0;
+        }
+        let keys: u64 =
+            self.batch.seq_lens.iter().map(|&keys| u64::from(keys).min(self.window.unwrap_or(usize::MAX) as u64)).sum();
+        let (splits, warps) = (self.exact.splits.max(1) as u64, u64::from(instance.threads / 32));
+        keys.div_ceil(splits).div_ceil(KV_BLOCK as u64).div_ceil(warps)
     }
 
     /// Returns the number of keys that the tiles of prefill see, added up.

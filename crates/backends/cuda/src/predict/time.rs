@@ -101,7 +101,7 @@ pub(super) struct LaunchTime {
 /// table, keys; partial results that another CTA merges; a norm's sum before its weights.
 fn chain(source: Source, has_parts: bool) -> f64 {
     match source {
-        sources::ATTENTION_DECODE | sources::ATTENTION_LATENT => 5.0,
+        sources::ATTENTION_DECODE | sources::ATTENTION_DECODE_VOLTA | sources::ATTENTION_LATENT => 5.0,
         sources::ATTENTION_PREFILL | sources::ATTENTION_PREFILL_VOLTA | sources::ATTENTION_PLAIN => 3.0,
         sources::GEMM_SKINNY if has_parts => 3.0,
         sources::ROWS | sources::QKV_POST | sources::SAMPLING => 2.0,
@@ -117,9 +117,16 @@ fn depth(instance: &Instance) -> Option<f64> {
         sources::GEMM_MMA if instance.name.ends_with("large") => GemmTile::Large.stages(),
         sources::GEMM_MMA => GemmTile::Small.stages(),
         sources::ATTENTION_PREFILL => 3,
+        // A warp has a ring of its own, whose other stages are all in flight.
+        sources::ATTENTION_DECODE => decode_stages(instance) + 1,
         _ => return None,
     };
     Some(stages.saturating_sub(2).max(1) as f64)
+}
+
+/// Number of stages of a warp's ring in decode attention: the fifth argument of its template.
+fn decode_stages(instance: &Instance) -> usize {
+    instance.call.split([',', '>']).nth(4).and_then(|stages| stages.trim().parse().ok()).unwrap_or(2)
 }
 
 /// Returns whether a kernel has code for several cases, such as rows that are no multiple of 16 bytes, of which one runs.
@@ -293,7 +300,7 @@ impl ChipModel {
 
 #[cfg(test)]
 mod tests {
-    use octavo_kernels::manifest::{self, Dtype};
+    use octavo_kernels::manifest::{self, Chip, Dtype};
 
     use super::*;
     use crate::predict::work::Work;
@@ -346,6 +353,13 @@ mod tests {
         };
         assert_eq!(of(&time(1), Cause::Issue), 0.0, "{:?}", time(1));
         assert!(of(&time(16), Cause::Issue) > time(16).bound, "{:?}", time(16));
+    }
+
+    #[test]
+    fn stages_of_decode_attention_are_in_flight() {
+        let kernel = manifest::paged_decode(Chip::SM_90, Dtype::Bf16, 128, 4);
+        let found = kernel.map(|kernel| depth(&kernel.instance));
+        assert_eq!(found, Some(Some(1.0)));
     }
 
     #[test]
