@@ -12,7 +12,7 @@ use octavo_ops::{Backend, Program};
 /// Checkpoints, each with the lead of a token, as a share of the largest logit, above which the choice is clear:
 /// smaller leads depend on the order of sums or, for quantised weights, on activations of 8 bits. These may also change a
 /// choice of experts.
-const CHECKPOINTS: [(&str, f32); 47] = [
+const CHECKPOINTS: [(&str, f32); 50] = [
     ("llama", 1e-4),
     ("llama3-rope", 1e-4),
     ("llama-linear", 1e-4),
@@ -53,6 +53,9 @@ const CHECKPOINTS: [(&str, f32); 47] = [
     ("deepseek-v3", 1e-4),
     ("deepseek-v2-gguf/model.gguf", 0.03),
     ("deepseek-v3-gguf/model.gguf", 0.03),
+    ("mixtral-fp8", 1e-4),
+    ("qwen3-moe-fp8", 1e-4),
+    ("deepseek-v3-fp8", 1e-4),
     ("quantised/awq", 0.03),
     ("quantised/int8", 0.03),
     ("quantised/fp8-block-32", 1e-4),
