@@ -19,7 +19,7 @@ if [ ! -e "$system/usr/bin/bochs-bin" ]; then
     mkdir -p "$work"
     mmdebstrap --quiet --mode=root --variant=extract \
         --include=bochs,bochsbios,vgabios,isolinux,syslinux-common,linux-image-cloud-amd64 \
-        trixie "$system" http://deb.debian.org/debian
+        trixie "$system"
 fi
 
 # The initramfs: busybox, the tests and the libraries that they load.
