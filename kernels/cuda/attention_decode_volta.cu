@@ -186,24 +186,9 @@ DEVICE void paged_decode_volta(const PagedDecodeParams& params) {
 
         f16* const output = (f16*)p.out + ((u64)s.row * p.q_heads + s.head) * D;
         for (u32 i = threadIdx.x * QUAD; i < s.heads * D; i += DECODE_THREADS * QUAD) {
-            const u32 h = i / D, d = i % D;
-            const Merged split = results.merge(h, d);
-            if (s.count == 1) {
-                split.write(p, s.head + h, output + i);
-                continue;
-            }
-            const u64 at = (u64)s.partial * p.q_heads + s.head + h;
-            Vec<float, QUAD> out;
-            for (u32 e = 0; e < QUAD; ++e) out.x[e] = split.out[e];
-            store(params.partial_out + at * D + d, out);
-            if (d == 0) params.partial_sums[2 * at] = split.largest, params.partial_sums[2 * at + 1] = split.sum;
+            finish_split<D>(params, s, i, results.merge(i / D, i % D), output);
         }
-        if (s.count > 1 && is_last(params.tickets + (u64)s.sequence * gridDim.y + blockIdx.y, s.count, flag)) {
-            for (u32 i = threadIdx.x * QUAD; i < s.heads * D; i += DECODE_THREADS * QUAD) {
-                const u32 head = s.head + i / D;
-                merged_splits<D>(params, s, head, i % D).write(p, head, output + i);
-            }
-        }
+        merge_splits<D, DECODE_THREADS>(params, s, flag, output);
         __syncthreads();
     }
 }

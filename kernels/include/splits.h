@@ -92,3 +92,30 @@ DEVICE Merged merged_splits(const PagedDecodeParams& params, const Split& s, u32
     }
     return all;
 }
+
+// Writes the result of a split from element `i` of its heads on: the output if the sequence has no other splits, or a part of it.
+// `output` is that of the split's first head.
+template <int D, class T>
+DEVICE void finish_split(const PagedDecodeParams& params, const Split& s, u32 i, const Merged& split, T* output) {
+    const u32 head = s.head + i / D, d = i % D;
+    if (s.count == 1) {
+        split.write(params.attention, head, output + i);
+        return;
+    }
+    const u64 at = (u64)s.partial * params.attention.q_heads + head;
+    Vec<float, QUAD> out;
+    for (u32 e = 0; e < QUAD; ++e) out.x[e] = split.out[e];
+    store(params.partial_out + at * D + d, out);
+    if (d == 0) params.partial_sums[2 * at] = split.largest, params.partial_sums[2 * at + 1] = split.sum;
+}
+
+// Merges the splits of a sequence if there are several and this CTA ends last. All threads call it, after finish_split().
+template <int D, u32 THREADS, class T>
+DEVICE void merge_splits(const PagedDecodeParams& params, const Split& s, u32* flag, T* output) {
+    if (s.count > 1 && is_last(params.tickets + (u64)s.sequence * gridDim.y + blockIdx.y, s.count, flag)) {
+        for (u32 i = threadIdx.x * QUAD; i < s.heads * D; i += THREADS * QUAD) {
+            const u32 head = s.head + i / D;
+            merged_splits<D>(params, s, head, i % D).write(params.attention, head, output + i);
+        }
+    }
+}

@@ -2,15 +2,13 @@
 //! multiplies by the intended instruction. Needs the packages of `tests/requirements.txt`, but no GPU.
 
 mod code;
+mod committed;
 mod figures;
 mod issue;
 mod packed;
 mod residency;
 mod tools;
 
-use std::collections::BTreeMap;
-use std::fmt::Write as _;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
@@ -19,15 +17,22 @@ use octavo_kernels::nvrtc::{Compiled, Nvrtc};
 use octavo_kernels::sources::{self, Source};
 use octavo_kernels::usage::{self, Usage};
 
+use committed::{Committed, Table};
+
 /// Number of programs that are compiled at once.
 const THREADS: usize = 2;
-/// Environment variable: with 1, the budget is rewritten with the usage found.
-const REWRITE: &str = "OCTAVO_WRITE_BUDGET";
 /// NVRTC release of the budget.
 const RELEASE: (u32, u32) = (12, 9);
 
-/// Usage of each instance, by chip and name.
-type Budget = BTreeMap<String, BTreeMap<String, Usage>>;
+/// Usage of each instance.
+type Budget = Table<Usage>;
+
+const BUDGET: Committed = Committed {
+    name: "budget.toml",
+    head: "# Resources of each instance, as NVRTC 12.9 compiles it. `tests/nvrtc` compares every instance with this file. After an intended\n\
+           # change, run OCTAVO_WRITE_BUDGET=1 cargo test -p octavo-kernels --test nvrtc and review the difference.\n\
+           # registers: of a thread. shared: static shared memory of a CTA in bytes. No instance spills or has a stack.\n",
+};
 
 /// A source with its instances, compiled for a chip.
 struct Program {
@@ -77,13 +82,8 @@ fn compile(nvrtc: &Nvrtc, jobs: Vec<(Target, Source, Vec<Instance>)>) -> Vec<Pro
     done.into_inner().expect("no panic")
 }
 
-fn budget_file() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("budget.toml")
-}
-
 fn budget() -> Budget {
-    let text = std::fs::read_to_string(budget_file()).expect("the budget");
-    toml::from_str(&text).expect("the budget is well formed")
+    BUDGET.read()
 }
 
 fn found() -> Budget {
@@ -101,23 +101,6 @@ fn found() -> Budget {
     found
 }
 
-/// Formats the budget as committed: one line per instance.
-fn written(budget: &Budget) -> String {
-    let mut text = String::from(
-        "# Resources of each instance, as NVRTC 12.9 compiles it. `tests/nvrtc` compares every instance with this file. After an intended\n\
-         # change, run OCTAVO_WRITE_BUDGET=1 cargo test -p octavo-kernels --test nvrtc and review the difference.\n\
-         # registers: of a thread. shared: static shared memory of a CTA in bytes. No instance spills or has a stack.\n",
-    );
-    for (chip, instances) in budget {
-        let _ = writeln!(text, "\n[{chip}]");
-        for (name, usage) in instances {
-            let line = toml::Value::try_from(usage).expect("numbers");
-            let _ = writeln!(text, "{name} = {line}");
-        }
-    }
-    text
-}
-
 #[test]
 fn every_instance_keeps_its_budget() {
     let found = found();
@@ -128,23 +111,7 @@ fn every_instance_keeps_its_budget() {
         let spilled = instances.iter().find(|(_, usage)| usage.stack > 0 || usage.spills > 0);
         assert_eq!(spilled, None, "{chip}: a kernel keeps values in memory instead of registers");
     }
-    if std::env::var_os(REWRITE).is_some_and(|v| v == "1") {
-        std::fs::write(budget_file(), written(&found)).expect("the budget is writable");
-    }
-    let budget = budget();
-    let mut differences = String::new();
-    for (chip, instances) in &found {
-        let allowed = budget.get(chip).cloned().unwrap_or_default();
-        for (name, usage) in instances {
-            if allowed.get(name) != Some(usage) {
-                let _ = writeln!(differences, "{chip} {name}: {usage:?}, budget {:?}", allowed.get(name));
-            }
-        }
-        for name in allowed.keys().filter(|name| !instances.contains_key(*name)) {
-            let _ = writeln!(differences, "{chip} {name}: in the budget, but no instance");
-        }
-    }
-    assert!(differences.is_empty(), "if this is meant, {REWRITE}=1 writes the budget anew:\n{differences}");
+    BUDGET.compare(&found);
 }
 
 /// Returns the maximum shared memory of a CTA in bytes.

@@ -180,6 +180,17 @@ enum Files {
 }
 
 impl Checkpoint {
+    fn new(
+        path: &Path,
+        files: Files,
+        config: ModelConfig,
+        generation: GenerationConfig,
+        chat_template: Option<String>,
+    ) -> Self {
+        let (path, unpacked) = (path.to_owned(), derived::Unpacked::default());
+        Self { path, files, config, generation, chat_template, unpacked }
+    }
+
     /// Opens a GGUF file or a Hugging Face directory. The encoder of images of a GGUF file is read from an mmproj file in
     /// the same folder. Without such a file, the model takes text only.
     pub fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
@@ -218,14 +229,7 @@ impl Checkpoint {
         {
             (vision, config) = (Some(Box::new(file)), config.with_vision(encoder).map_err(fail)?);
         }
-        Ok(Self {
-            path: path.to_owned(),
-            files: Files::Gguf { text, vision },
-            config,
-            generation,
-            chat_template,
-            unpacked: derived::Unpacked::default(),
-        })
+        Ok(Self::new(path, Files::Gguf { text, vision }, config, generation, chat_template))
     }
 
     fn open_directory(path: &Path, options: &OpenOptions) -> Result<Checkpoint, CheckpointError> {
@@ -240,14 +244,7 @@ impl Checkpoint {
         let quantisation = texts.quantisation(config.family)?;
         let kv_scheme = texts.kv_scheme()?;
         let files = Files::HuggingFace { shards, texts: Box::new(texts), quantisation, kv_scheme };
-        Ok(Self {
-            path: path.to_owned(),
-            files,
-            config,
-            generation,
-            chat_template,
-            unpacked: derived::Unpacked::default(),
-        })
+        Ok(Self::new(path, files, config, generation, chat_template))
     }
 
     /// Opens a Hugging Face directory without its weights, which need not exist. Its program has tensors of the element
@@ -279,14 +276,7 @@ impl Checkpoint {
         };
         let (generation, chat_template) = (texts.generation_config()?, texts.chat_template()?);
         let files = Files::Dummy { storage, texts: Box::new(texts) };
-        Ok(Self {
-            path: path.to_owned(),
-            files,
-            config,
-            generation,
-            chat_template,
-            unpacked: derived::Unpacked::default(),
-        })
+        Ok(Self::new(path, files, config, generation, chat_template))
     }
 
     /// Opens a checkpoint to read its shape. It is opened with its weights if there are any, because they determine the

@@ -16,9 +16,6 @@ use crate::cli::{BenchRooflineArgs, MaxModelLen, ModelArgs};
 use crate::pull;
 use crate::serve::device::cache_type;
 
-/// Tokens of a KV block of the backend.
-const BLOCK_SIZE: usize = 16;
-
 /// Losses of a step that are named.
 const NAMED: usize = 3;
 
@@ -45,7 +42,7 @@ pub(super) fn run(args: &BenchRooflineArgs, chip: ChipModel) -> Result<()> {
         batch_invariant: engine.batch_invariant,
         ..kernels::config(args.compose.model.dtype)?
     };
-    let steps = roofline::config(args, BLOCK_SIZE);
+    let steps = roofline::config(args, Predictor::BLOCK_SIZE);
     let predictor = Predictor::new(&program, &config, chip)?;
     let report = PredictionReport { model: name, chip, steps: predictions(&predictor, &program, &steps)? };
     print!("{report}");

@@ -29,6 +29,15 @@ fn matrix_of(storage: StorageType, cols: usize, dtype: WeightDtype, mut bytes: i
     crate::weights::load(&weight, &mut target, &weights, &mut |_| {}).unwrap().remove(0)
 }
 
+/// Returns such a weight with the stored bytes of both parts, and its values.
+fn matrix_and_values(storage: StorageType, cols: usize, blocks: &[u8]) -> (Matrix, Vec<f32>) {
+    let mut values = vec![0.0; 93 * cols];
+    storage.decoder().unwrap()(blocks, &mut values);
+    let (first, second) = blocks.split_at(storage.bytes_for(23 * cols).unwrap());
+    let part = |rows| if rows == 23 { first } else { second }.to_vec();
+    (matrix_of(storage, cols, WeightDtype::AsStored, part), values)
+}
+
 /// Multiplies random rows with a whole matrix.
 fn product(isa: Isa, matrix: &Matrix, cols: usize, rows: usize) -> Vec<f32> {
     let mut rng = TestRng(4);
@@ -38,6 +47,15 @@ fn product(isa: Isa, matrix: &Matrix, cols: usize, rows: usize) -> Vec<f32> {
 /// Multiplies rows of ones with a whole matrix.
 fn product_of_ones(isa: Isa, matrix: &Matrix, cols: usize, rows: usize) -> Vec<f32> {
     product_with(isa, matrix, (cols, rows), || 1.0)
+}
+
+/// Multiplies rows of which each has a single one, so that they are the matrix's columns, each after the other.
+fn product_of_units(isa: Isa, matrix: &Matrix, cols: usize) -> Vec<f32> {
+    let mut element = 0;
+    product_with(isa, matrix, (cols, cols), || {
+        element += 1;
+        f32::from((element - 1) % (cols + 1) == 0)
+    })
 }
 
 fn product_with(isa: Isa, matrix: &Matrix, (cols, rows): (usize, usize), mut element: impl FnMut() -> f32) -> Vec<f32> {
@@ -236,7 +254,6 @@ fn packed_numbers_are_not_rounded_with_avx2() {
     }
 }
 
-/// A row with a single one multiplies each number by itself.
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn e4m3_numbers_are_near_with_avx2_whatever_the_size_of_their_group() {
@@ -249,16 +266,9 @@ fn e4m3_numbers_are_near_with_avx2_whatever_the_size_of_their_group() {
         block[4..].iter_mut().for_each(|code| *code = *code & 0x80 | (*code & 0x7f).min(largest).min(0x7e));
         block[..4].copy_from_slice(&2f32.powi(index as i32 % 9 - 4).to_le_bytes());
     }
-    let mut values = vec![0.0; 93 * 64];
-    storage.decoder().unwrap()(&blocks, &mut values);
-    let (first, second) = blocks.split_at(storage.bytes_for(23 * 64).unwrap());
-    let matrix = matrix_of(storage, 64, WeightDtype::AsStored, |rows| if rows == 23 { first } else { second }.to_vec());
+    let (matrix, values) = matrix_and_values(storage, 64, &blocks);
     for isa in [Isa::Avx2, Isa::AvxVnni].into_iter().filter(|isa| isa.is_available()) {
-        let mut element = 0;
-        let found = product_with(isa, &matrix, (64, 64), || {
-            element += 1;
-            f32::from((element - 1) % 65 == 0)
-        });
+        let found = product_of_units(isa, &matrix, 64);
         for (row, values) in values.chunks(64).enumerate() {
             for (k, value) in values.iter().enumerate() {
                 let group = &values[k / GROUP * GROUP..][..GROUP];
@@ -270,25 +280,22 @@ fn e4m3_numbers_are_near_with_avx2_whatever_the_size_of_their_group() {
     }
 }
 
-/// A row with a single one multiplies each number by itself.
+/// Gives the halves of NVFP4 blocks any scales, some of them far from each other.
+fn spread_scales(blocks: &mut [u8], rng: &mut TestRng) {
+    for block in blocks.chunks_exact_mut(StorageType::Nvfp4.block_bytes()) {
+        block[4..6].fill_with(|| rng.below(0x7f) as u8);
+    }
+}
+
 #[test]
 fn nvfp4_numbers_are_exact_whatever_the_scales_of_their_halves() {
     let storage = StorageType::Nvfp4;
     let mut rng = TestRng(11);
     let mut blocks = random_blocks(storage, 93 * 64, 0.5, &mut rng);
-    for block in blocks.chunks_exact_mut(storage.block_bytes()) {
-        block[4..6].fill_with(|| rng.below(0x7f) as u8);
-    }
-    let mut values = vec![0.0; 93 * 64];
-    storage.decoder().unwrap()(&blocks, &mut values);
-    let (first, second) = blocks.split_at(storage.bytes_for(23 * 64).unwrap());
-    let matrix = matrix_of(storage, 64, WeightDtype::AsStored, |rows| if rows == 23 { first } else { second }.to_vec());
+    spread_scales(&mut blocks, &mut rng);
+    let (matrix, values) = matrix_and_values(storage, 64, &blocks);
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-        let mut element = 0;
-        let found = product_with(isa, &matrix, (64, 64), || {
-            element += 1;
-            f32::from((element - 1) % 65 == 0)
-        });
+        let found = product_of_units(isa, &matrix, 64);
         for (row, values) in values.chunks(64).enumerate() {
             for (k, value) in values.iter().enumerate() {
                 let found = found[k * 93 + row];
@@ -306,10 +313,7 @@ fn rows_of_quantised_weights_have_the_same_bits_in_any_number_of_rows() {
         let matrix = matrix_of(storage, 256, WeightDtype::AsStored, |rows| {
             let mut blocks = random_blocks(storage, rows * 256, 0.5, &mut rng);
             if storage == StorageType::Nvfp4 {
-                // Scales of any two halves, some of them far from each other.
-                for block in blocks.chunks_exact_mut(storage.block_bytes()) {
-                    block[4..6].fill_with(|| rng.below(0x7f) as u8);
-                }
+                spread_scales(&mut blocks, &mut rng);
             }
             blocks
         });

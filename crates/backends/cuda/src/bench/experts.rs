@@ -47,9 +47,9 @@ impl Cases<'_> {
         let (mut plan, mut tables) = (Plan::default(), Tables::default());
         let [weight, input, out] =
             [weight_bytes, rows * k * size, pairs * n * size].map(|bytes| plan.take(bytes as u64));
-        let list = Pairs::draw(rows, sizes, tiles.rows());
+        let list = Tiled::by_expert(rows, sizes, tiles.rows());
         let (order, list_tiles) = (tables.add(list.order), tables.add(list.tiles));
-        let bytes = weight_bytes / count * list.hit + rows * k * size + pairs * n * size;
+        let bytes = weight_bytes / count * list.kinds + rows * k * size + pairs * n * size;
         let what = format!("{count} experts {n}x{k}, {} of {chosen}", counted(rows, "row"));
         let work = Work { what, bytes, flops: 2 * pairs * n * k, plan, tables };
         let cta = product.cta;
@@ -80,30 +80,43 @@ pub(super) const fn expert_of(pair: usize, count: usize) -> usize {
     pair * 7919 % count
 }
 
-/// The pairs of a step, as [`manifest::sort_experts`] orders them.
-struct Pairs {
-    order: Vec<u32>,
-    tiles: Vec<u32>,
-    /// Number of experts that have pairs.
-    hit: usize,
+/// Pairs of tokens and experts in tiles of one kind each, with adjacent pairs.
+pub(super) struct Tiled {
+    /// The pairs by kind.
+    pub(super) order: Vec<u32>,
+    /// The number of tiles, and of each the words of its kind, its first pair in the order and its number of pairs.
+    pub(super) tiles: Vec<u32>,
+    /// Number of kinds that have pairs.
+    pub(super) kinds: usize,
 }
 
-impl Pairs {
-    /// Returns those of `rows` tokens. Adjacent pairs have different experts, and all experts have equally many pairs.
-    fn draw(rows: usize, ExpertSizes { count, chosen, .. }: ExpertSizes, tile_rows: u32) -> Self {
-        let picked = |pair: usize| expert_of(pair, count);
-        let mut order: Vec<u32> = (0..(rows * chosen) as u32).collect();
-        order.sort_by_key(|&pair| picked(pair as usize));
-        let (mut tiles, mut hit, mut first) = (vec![0], 0, 0);
-        for pairs in order.chunk_by(|&a, &b| picked(a as usize) == picked(b as usize)) {
-            hit += 1;
-            for tile in pairs.chunks(tile_rows as usize) {
-                tiles.extend([picked(pairs[0] as usize) as u32, first, tile.len() as u32]);
+impl Tiled {
+    /// Divides `pairs` pairs into tiles of at most `rows`. The order of kinds is that of the last of their words.
+    pub(super) fn new<const WORDS: usize>(pairs: usize, rows: u32, kind: impl Fn(usize) -> [u32; WORDS]) -> Self {
+        let kind = |pair: u32| kind(pair as usize);
+        let mut order: Vec<u32> = (0..pairs as u32).collect();
+        order.sort_by_key(|&pair| {
+            let mut words = kind(pair);
+            words.reverse();
+            words
+        });
+        let (mut tiles, mut kinds, mut first) = (vec![0], 0, 0);
+        for same in order.chunk_by(|&a, &b| kind(a) == kind(b)) {
+            kinds += 1;
+            for tile in same.chunks(rows as usize) {
+                tiles.extend(kind(same[0]));
+                tiles.extend([first, tile.len() as u32]);
                 first += tile.len() as u32;
                 tiles[0] += 1;
             }
         }
-        Self { order, tiles, hit }
+        Self { order, tiles, kinds }
+    }
+
+    /// Divides the pairs of `rows` tokens as [`manifest::sort_experts`] does. Adjacent pairs have different experts, and all
+    /// experts have equally many pairs.
+    fn by_expert(rows: usize, ExpertSizes { count, chosen, .. }: ExpertSizes, tile_rows: u32) -> Self {
+        Self::new(rows * chosen, tile_rows, |pair| [expert_of(pair, count) as u32])
     }
 }
 
@@ -114,9 +127,9 @@ mod tests {
     #[test]
     fn pairs_are_divided_evenly_and_into_tiles() {
         let sizes = ExpertSizes { count: 8, chosen: 2, inner: 1 };
-        let Pairs { order, tiles, hit } = Pairs::draw(40, sizes, 4);
-        assert_eq!((order.len(), hit, tiles[0]), (80, 8, 24), "ten pairs of each expert are three tiles");
+        let Tiled { order, tiles, kinds } = Tiled::by_expert(40, sizes, 4);
+        assert_eq!((order.len(), kinds, tiles[0]), (80, 8, 24), "ten pairs of each expert are three tiles");
         assert_eq!(tiles[1..7], [0, 0, 4, 0, 4, 4]);
-        assert_eq!(Pairs::draw(1, sizes, 4).hit, 2);
+        assert_eq!(Tiled::by_expert(1, sizes, 4).kinds, 2);
     }
 }

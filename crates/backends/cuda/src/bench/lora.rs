@@ -5,7 +5,7 @@ use octavo_kernels::params::{LORA_ROWS, LORA_TILE_WORDS, LoraPairsParams, LoraPa
 
 use super::ExpertSizes;
 use super::cases::{Cases, Tables, Work, counted};
-use super::experts::expert_of;
+use super::experts::{Tiled, expert_of};
 use crate::arena::Plan;
 use crate::lora::{most_tiles, routed_tiles, splits};
 
@@ -52,7 +52,7 @@ impl Cases<'_> {
         let matrices = plan.take(described.bytes);
         let [input, out] = [rows * k, pairs * n].map(|numbers| plan.take((numbers * size) as u64));
         let parts_of = tables.add(described.words);
-        let Division { tiles, order, kinds } = Division::new(rows, adapters, site);
+        let Tiled { tiles, order, kinds } = divided(rows, adapters, site);
         let most = match experts {
             1 => most_tiles(rows, adapters),
             _ => routed_tiles(pairs, experts * adapters),
@@ -103,8 +103,7 @@ impl Cases<'_> {
         let Some(ExpertSizes { count, chosen, .. }) = self.bench.experts else { return };
         let (adapters, pairs) = (ADAPTERS.min(rows), rows * chosen);
         let (mut plan, mut tables) = (Plan::default(), Tables::default());
-        let adapted =
-            Division::new(rows, adapters, &Site { name: String::new(), columns: vec![], experts: 1, chosen: 1 });
+        let adapted = divided(rows, adapters, &Site { name: String::new(), columns: vec![], experts: 1, chosen: 1 });
         let (adapted_tiles, adapted_rows) = (tables.add(adapted.tiles), tables.add(adapted.order));
         let picked = tables.add((0..pairs).map(|pair| expert_of(pair, count) as u32));
         let tiles = 1 + LORA_TILE_WORDS as usize * routed_tiles(pairs, count * adapters);
@@ -153,32 +152,13 @@ fn describe(site: &Site, (k, size): (usize, usize), adapters: usize) -> Describe
     Described { words, bytes: matrices.bytes() }
 }
 
-/// Rows, or pairs of tokens and experts, in tiles of one adapter and one expert.
-struct Division {
-    tiles: Vec<u32>,
-    order: Vec<u32>,
-    /// Number of pairs of an adapter and an expert that have tiles.
-    kinds: usize,
-}
-
-impl Division {
-    /// Divides those of `rows` tokens, which choose experts evenly. Each adapter has as many adjacent rows.
-    fn new(rows: usize, adapters: usize, site: &Site) -> Self {
-        let kind = |pair: u32| (expert_of(pair as usize, site.experts), pair as usize / site.chosen * adapters / rows);
-        let mut order: Vec<u32> = (0..(rows * site.chosen) as u32).collect();
-        order.sort_by_key(|&pair| kind(pair));
-        let (mut tiles, mut kinds, mut first) = (vec![0], 0, 0);
-        for same in order.chunk_by(|&a, &b| kind(a) == kind(b)) {
-            let (expert, adapter) = kind(same[0]);
-            kinds += 1;
-            for tile in same.chunks(LORA_ROWS as usize) {
-                tiles.extend([adapter as u32, expert as u32, first, tile.len() as u32]);
-                first += tile.len() as u32;
-                tiles[0] += 1;
-            }
-        }
-        Self { tiles, order, kinds }
-    }
+/// Divides rows, or pairs of tokens and experts, into tiles of one adapter and one expert. Tokens choose experts evenly, and each
+/// adapter has as many adjacent rows.
+fn divided(rows: usize, adapters: usize, site: &Site) -> Tiled {
+    Tiled::new(rows * site.chosen, LORA_ROWS, |pair| {
+        let adapter = pair / site.chosen * adapters / rows;
+        [adapter as u32, expert_of(pair, site.experts) as u32]
+    })
 }
 
 #[cfg(test)]
@@ -188,11 +168,11 @@ mod tests {
     #[test]
     fn tiles_have_one_adapter_and_one_expert() {
         let site = |experts, chosen| Site { name: String::new(), columns: vec![], experts, chosen };
-        let Division { tiles, order, kinds } = Division::new(20, 2, &site(1, 1));
+        let Tiled { tiles, order, kinds } = divided(20, 2, &site(1, 1));
         assert_eq!((kinds, &tiles[..]), (2, &[4, 0, 0, 0, 8, 0, 0, 8, 2, 1, 0, 10, 8, 1, 0, 18, 2][..]));
         assert_eq!((order[0], order[19]), (0, 19));
         // Five pairs of each expert and each adapter.
-        let Division { tiles, order, kinds } = Division::new(40, 2, &site(8, 2));
+        let Tiled { tiles, order, kinds } = divided(40, 2, &site(8, 2));
         assert_eq!((kinds, tiles[0], order.len()), (16, 16, 80));
         for tile in tiles[1..].chunks(4) {
             for &pair in &order[tile[2] as usize..][..tile[3] as usize] {

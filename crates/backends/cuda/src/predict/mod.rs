@@ -11,6 +11,7 @@ mod work;
 
 use std::collections::BTreeMap;
 
+use octavo_kernels::params::KV_BLOCK;
 use octavo_ops::cost::{ElementBytes, StepShape, step_cost};
 use octavo_ops::{BackendError, Program, StepBatch};
 
@@ -131,6 +132,9 @@ impl KernelPrediction {
 }
 
 impl Predictor {
+    /// Number of tokens of a KV block.
+    pub const BLOCK_SIZE: usize = KV_BLOCK;
+
     /// Lowers a program for a GPU.
     ///
     /// # Errors

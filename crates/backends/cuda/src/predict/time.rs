@@ -214,7 +214,11 @@ impl ChipModel {
         let mut losses = vec![(Cause::Gap, if is_recorded { self.gap } else { self.launch_gap })];
         let mut memory_only = false;
         let busy = match &launch.instance {
-            None => self.foreign(launch, spilled, &mut losses),
+            None => {
+                let seconds = self.foreign(launch, spilled);
+                losses.push((Cause::Library, seconds - bound));
+                seconds
+            }
             Some(instance) => {
                 let waves = self.waves(launch, instance, spilled);
                 memory_only = waves.instructions <= 0.0;
@@ -243,18 +247,14 @@ impl ChipModel {
     }
 
     /// Returns the time of a product of the library, or of a copy.
-    fn foreign(&self, launch: &Launch, spilled: u64, losses: &mut Vec<(Cause, f64)>) -> f64 {
+    fn foreign(&self, launch: &Launch, spilled: u64) -> f64 {
         let work = &launch.work;
         let (memory, flops) = match launch.name == LIBRARY {
             true => (LIBRARY_MEMORY, self.library),
             false => (self.memory, self.library),
         };
         let bytes = work.stored + spilled;
-        let seconds =
-            (bytes as f64 / (self.sheet.bandwidth * memory)).max(work.flops as f64 / (self.sheet.half_flops * flops));
-        let bound = (work.stored as f64 / self.sheet.bandwidth).max(work.flops as f64 / self.sheet.half_flops);
-        losses.push((Cause::Library, seconds - bound));
-        seconds
+        (bytes as f64 / (self.sheet.bandwidth * memory)).max(work.flops as f64 / (self.sheet.half_flops * flops))
     }
 
     /// Returns the number of CTAs of a launch on a multiprocessor at once.

@@ -25,7 +25,7 @@ fn sizes() -> RooflineConfig {
         contexts: vec![1024],
         prefill: vec![2048, 8192],
         max_num_batched_tokens: 8192,
-        block_size: BLOCK_SIZE,
+        block_size: Predictor::BLOCK_SIZE,
         min_time: Duration::ZERO,
     }
 }

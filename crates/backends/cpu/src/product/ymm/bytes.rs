@@ -115,7 +115,6 @@ impl<M: Multiply> Way for InBytes<M> {
     type Unpacked = Bytewise;
 
     const EMPTY: Bytewise = Bytewise::EMPTY;
-    const ROWS: usize = ROWS;
 
     #[inline(always)]
     fn stored<C: ReadCodes>(codes: Stored<'_, C>) -> impl Dots {

@@ -25,9 +25,6 @@ pub(super) trait Way {
 
     const EMPTY: Self::Unpacked;
 
-    /// Number of rows that are multiplied at once.
-    const ROWS: usize;
-
     /// Returns codes that are unpacked while they are multiplied.
     fn stored<C: ReadCodes>(codes: Stored<'_, C>) -> impl Dots;
 
@@ -72,7 +69,6 @@ impl<C: ReadCodes, W: Way> Panel for Integers<'_, C, W> {
     type Unpacked = W::Unpacked;
 
     const EMPTY: W::Unpacked = W::EMPTY;
-    const FEW: usize = W::ROWS;
 
     fn place(&self) -> Place<'_> {
         self.place

@@ -24,6 +24,7 @@ use crate::weights::{Codes, Layout, PANEL, PanelKind, Scales};
 use bytes::{Bytes, InBytes, Vnni};
 pub(super) use dense::dense;
 use integers::Integers;
+use nvfp4::PairPanel;
 use read::{E2m1, Eight, Five, Four, Iq4, Nvfp4, Six};
 use tile::Group;
 use words::InWords;
@@ -118,35 +119,35 @@ pub(super) unsafe fn multiply(
 ) {
     macro_rules! tile {
         ($codes:ty, $pause:literal) => {
-            if rows.input.coarse {
-                tile!(bytes, $codes, InBytes<Bytes<$pause, true>>)
+            if rows.words.is_some() {
+                tile!($codes)
+            } else if rows.input.coarse {
+                tile!(bytes, Integers::<$codes, InBytes<Bytes<$pause, true>>>::new(panel, layout))
             } else {
-                tile!(bytes, $codes, InBytes<Bytes<$pause, false>>)
+                tile!(bytes, Integers::<$codes, InBytes<Bytes<$pause, false>>>::new(panel, layout))
             }
         };
-        ($way:ident, $codes:ty, $multiply:ty) => {
-            tile::multiply::<_, { $way::ROWS }>(
-                &Integers::<$codes, $multiply>::new(panel, layout),
-                rows,
-                ahead,
-                results,
-            )
+        ($codes:ty) => {
+            tile!(words, Integers::<$codes, InWords>::new(panel, layout))
+        };
+        ($way:ident, $panel:expr) => {
+            tile::multiply::<_, { $way::ROWS }>(&$panel, rows, ahead, results)
         };
     }
     assert!(panel.len() >= layout.bytes);
     // SAFETY: the caller guarantees this.
     unsafe {
         match layout.kind {
-            PanelKind::Quant(Codes::Four, _) if rows.words.is_some() => tile!(words, Four, InWords),
-            PanelKind::Quant(Codes::Five, _) if rows.words.is_some() => tile!(words, Five, InWords),
             PanelKind::Quant(Codes::Four, _) => tile!(Four, 8),
             PanelKind::Quant(Codes::Five, _) => tile!(Five, 4),
-            PanelKind::Quant(Codes::E2m1, Scales::Pair) => nvfp4::multiply(panel, layout, rows, ahead, results),
-            PanelKind::Quant(Codes::E2m1, _) if rows.words.is_some() => tile!(words, E2m1, InWords),
+            PanelKind::Quant(Codes::E2m1, Scales::Pair) => {
+                assert!(rows.words.is_some());
+                tile!(words, PairPanel::new(panel, layout))
+            }
             PanelKind::Quant(Codes::E2m1, _) => tile!(E2m1, 4),
-            PanelKind::Quant(Codes::Iq4, _) => tile!(words, Iq4, InWords),
-            PanelKind::Quant(Codes::Six, _) => tile!(words, Six, InWords),
-            PanelKind::Quant(Codes::Eight, _) => tile!(words, Eight, InWords),
+            PanelKind::Quant(Codes::Iq4, _) => tile!(Iq4),
+            PanelKind::Quant(Codes::Six, _) => tile!(Six),
+            PanelKind::Quant(Codes::Eight, _) => tile!(Eight),
             PanelKind::Packed(kind) => numbers::multiply(kind, panel, layout, rows, ahead, results),
             other => unreachable!("{other:?} is no kind of integers"),
         }

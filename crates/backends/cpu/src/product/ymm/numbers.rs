@@ -78,9 +78,6 @@ trait Stored: Pairs {
     /// Factor of the integers.
     const FACTOR: f32;
 
-    /// Number of rows that are multiplied with numbers as they are read.
-    const FEW: usize;
-
     /// # Safety
     /// AVX2 must be available, and there must be [`Stored::BYTES`] bytes.
     unsafe fn new(codes: *const u8) -> Self;
@@ -113,7 +110,6 @@ struct Indices<T> {
 impl<T: Table> Stored for Indices<T> {
     const BYTES: usize = GROUP * PANEL / 2;
     const FACTOR: f32 = T::LEVELS.inverse;
-    const FEW: usize = words::ROWS;
 
     #[inline(always)]
     unsafe fn new(codes: *const u8) -> Self {
@@ -174,7 +170,6 @@ struct F8 {
 impl Stored for F8 {
     const BYTES: usize = GROUP * PANEL;
     const FACTOR: f32 = POWERS.inverse;
-    const FEW: usize = 2;
 
     #[inline(always)]
     unsafe fn new(codes: *const u8) -> Self {
@@ -260,7 +255,6 @@ impl<S: Stored> Panel for NumberPanel<'_, S> {
     type Unpacked = Unpacked;
 
     const EMPTY: Unpacked = Unpacked::EMPTY;
-    const FEW: usize = S::FEW;
 
     fn place(&self) -> Place<'_> {
         self.place

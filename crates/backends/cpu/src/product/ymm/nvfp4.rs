@@ -4,9 +4,9 @@
 
 use std::arch::x86_64::*;
 
-use super::tile::{self, Group, Multiplied, Panel, Place};
+use super::tile::{Group, Multiplied, Panel, Place};
 use super::words::{self, Pair, Pairs, Unpacked};
-use super::{LANES, TileRows, read};
+use super::{LANES, read};
 use crate::memory::LINE;
 use crate::weights::{Codes, E2M1_CODES, E2M1_OFFSET, Layout, PANEL, Scales};
 
@@ -21,28 +21,14 @@ static VALUES: [u8; 16] = {
     values
 };
 
-/// Multiplies the rows of a tile with a panel of NVFP4 weights. `ahead` prefetches the panel at that distance in bytes, unless
-/// it is 0.
-///
-/// # Safety
-/// AVX2, FMA and F16C must be available, the panel must have this layout, and the rows must be in 16 bits.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn multiply(
-    panel: &[u8],
-    layout: &Layout,
-    rows: &TileRows<'_>,
-    ahead: usize,
-    results: &mut [[f32; PANEL]],
-) {
-    assert!(panel.len() >= layout.bytes && rows.words.is_some());
-    let panel = PairPanel(Place { start: panel.as_ptr(), layout });
-    // SAFETY: the caller guarantees this.
-    unsafe { tile::multiply::<_, { words::ROWS }>(&panel, rows, ahead, results) }
-}
+/// A panel of NVFP4 weights in its stored layout, which is multiplied with rows in 16 bits.
+pub(super) struct PairPanel<'a>(Place<'a>);
 
-struct PairPanel<'a>(Place<'a>);
+impl<'a> PairPanel<'a> {
+    pub(super) fn new(panel: &[u8], layout: &'a Layout) -> Self {
+        Self(Place { start: panel.as_ptr(), layout })
+    }
 
-impl PairPanel<'_> {
     fn codes(&self, group: usize) -> Values {
         let Place { start, layout } = self.0;
         Values(start.wrapping_add(layout.codes_at(Codes::E2m1, group)))
@@ -67,7 +53,6 @@ impl Panel for PairPanel<'_> {
     type Unpacked = Unpacked;
 
     const EMPTY: Unpacked = Unpacked::EMPTY;
-    const FEW: usize = words::ROWS;
 
     fn place(&self) -> Place<'_> {
         self.0

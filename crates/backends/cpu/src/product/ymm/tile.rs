@@ -138,9 +138,6 @@ pub(super) trait Panel {
 
     const EMPTY: Self::Unpacked;
 
-    /// Number of rows that are multiplied with groups as they are read. More of them leave too few registers for that.
-    const FEW: usize;
-
     /// Returns where the panel is.
     fn place(&self) -> Place<'_>;
 
@@ -176,7 +173,7 @@ pub(super) unsafe fn multiply<P: Panel, const ROWS: usize>(
     results.fill([0.0; PANEL]);
     // SAFETY: the caller guarantees this; the rows have the layout's groups.
     unsafe {
-        if results.len() > P::FEW {
+        if results.len() > ROWS {
             multiply_many::<P, ROWS>(panel, ahead, first, results);
         } else if let Some(results) = results.first_chunk_mut::<4>() {
             multiply_few(panel, ahead, first, results);

@@ -192,7 +192,6 @@ impl Way for InWords {
     type Unpacked = Unpacked;
 
     const EMPTY: Unpacked = Unpacked::EMPTY;
-    const ROWS: usize = ROWS;
 
     #[inline(always)]
     fn stored<C: ReadCodes>(codes: Stored<'_, C>) -> impl Dots {
