@@ -5,10 +5,11 @@ use octavo_ops::{BufferId, HeadShape, NormKind, WeightId};
 
 use crate::activation::{Rows, Span};
 use crate::attention::Run;
-use crate::forward::{Angles, Forward, KEPT, NAN_E4M3, ROW, Scratch, all, code};
+use crate::forward::{Forward, ROW, Scratch};
 use crate::kv::{KvDtype, LayerCache};
 use crate::pool::Worker;
 use crate::product::{self, Origin, Product};
+use crate::qkv_post::{Angles, KEPT, NAN_E4M3, all, code};
 use crate::rows::{self, CodedRow};
 
 /// Work of the ops of latent attention between two barriers.

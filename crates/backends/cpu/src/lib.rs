@@ -33,6 +33,7 @@ mod plan;
 mod pool;
 pub mod probe;
 mod product;
+mod qkv_post;
 mod rows;
 #[cfg(target_arch = "x86_64")]
 mod tiles;

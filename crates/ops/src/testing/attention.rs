@@ -1,6 +1,6 @@
 //! Attention in f64.
 
-use super::reference::{cap, dot};
+use super::math::{cap, dot};
 use crate::HeadShape;
 
 /// The attention of a layer, whatever its queries see.

@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use proptest::prelude::*;
 
 use super::TinyModel;
+use super::math::{Rows as Values, dot};
 use super::model::Build;
-use super::reference::{Rows as Values, dot};
 use super::suite::models;
 use crate::{
     BufferId, ExpertGroups, ExpertLinear, ExpertSum, GateRows, Glu, GroupScore, Linear, Op, Route, RouteScores, Rows,

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 
 use super::TinyModel;
+use super::math::{Rows as Values, dot, normalise, rotate};
 use super::model::Build;
-use super::reference::{Rows as Values, dot, normalise, rotate};
 use super::suite::models;
 use crate::{BufferId, HeadLinear, HeadShape, LatentPost, NormKind, Op, Residual, Rope, RopeStyle, Rows, WeightId};
 

@@ -11,6 +11,7 @@ mod encoder;
 mod experts;
 mod images;
 mod latent;
+mod math;
 mod model;
 mod reference;
 pub mod suite;
@@ -22,8 +23,9 @@ pub use encoder::TinyEncoder;
 pub use experts::{TinyExperts, models_with_experts};
 pub use images::{ImageModel, image_models, large_images};
 pub use latent::{TinyLatent, models_with_latents, real_latents};
+pub use math::erf;
 pub use model::{MemoryWeights, NormPlacement, QkNormWidth, Scales, TinyModel, random_blocks};
-pub use reference::{Reference, Rounding, erf};
+pub use reference::{Reference, Rounding};
 pub use texts::{TinyTexts, text_models, windowed_texts};
 
 /// SplitMix64: a small generator for test data.

@@ -5,7 +5,8 @@ use std::borrow::Cow;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
-use super::reference::{Reference, Rows};
+use super::math::Rows;
+use super::reference::Reference;
 use super::{MemoryWeights, NormPlacement, PagedBatches, QkNormWidth, Rounding, Scales, TestRng, TinyModel};
 use crate::sampling::{SampleBatch, SampleParams, SampleRow, Sampler};
 use crate::{

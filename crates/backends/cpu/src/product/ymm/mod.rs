@@ -25,8 +25,8 @@ use bytes::{Bytes, InBytes, Vnni};
 pub(super) use dense::dense;
 use integers::Integers;
 use nvfp4::PairPanel;
-use read::{E2m1, Eight, Five, Four, Iq4, Nvfp4, Six};
-use tile::Group;
+use read::{E2m1, Eight, Five, Four, Iq4, Nvfp4, ReadCodes, Six};
+use tile::{Group, Panel};
 use words::InWords;
 
 /// Number of output rows in a register, of which a panel needs two.
@@ -109,7 +109,6 @@ fn join(codes: &[[i8; ROW_BYTES]], words: &mut [i16]) {
 ///
 /// # Safety
 /// AVX2, FMA and F16C must be available, and the panel must have this layout.
-#[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn multiply(
     panel: &[u8],
     layout: &Layout,
@@ -117,6 +116,18 @@ pub(super) unsafe fn multiply(
     ahead: usize,
     results: &mut [[f32; PANEL]],
 ) {
+    /// A function for each kind of panel: the compiler takes minutes for one with the loops of all kinds.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline(never)]
+    unsafe fn of_kind<P: Panel, const ROWS: usize>(
+        panel: &P,
+        rows: &TileRows<'_>,
+        ahead: usize,
+        results: &mut [[f32; PANEL]],
+    ) {
+        // SAFETY: the caller guarantees this.
+        unsafe { tile::multiply::<P, ROWS>(panel, rows, ahead, results) }
+    }
     macro_rules! tile {
         ($codes:ty, $pause:literal) => {
             if rows.words.is_some() {
@@ -131,7 +142,7 @@ pub(super) unsafe fn multiply(
             tile!(words, Integers::<$codes, InWords>::new(panel, layout))
         };
         ($way:ident, $panel:expr) => {
-            tile::multiply::<_, { $way::ROWS }>(&$panel, rows, ahead, results)
+            of_kind::<_, { $way::ROWS }>(&$panel, rows, ahead, results)
         };
     }
     assert!(panel.len() >= layout.bytes);
@@ -158,7 +169,6 @@ pub(super) unsafe fn multiply(
 ///
 /// # Safety
 /// AVX2, FMA, F16C and AVX-VNNI must be available, and the panel must have this layout.
-#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
 pub(super) unsafe fn multiply_vnni(
     panel: &[u8],
     layout: &Layout,
@@ -166,17 +176,23 @@ pub(super) unsafe fn multiply_vnni(
     ahead: usize,
     results: &mut [[f32; PANEL]],
 ) {
+    #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+    #[inline(never)]
+    unsafe fn of_kind<C: ReadCodes, const COARSE: bool>(
+        panel: &Integers<'_, C, InBytes<Vnni<COARSE>>>,
+        rows: &TileRows<'_>,
+        ahead: usize,
+        results: &mut [[f32; PANEL]],
+    ) {
+        // SAFETY: the caller guarantees this.
+        unsafe { tile::multiply::<_, { bytes::ROWS }>(panel, rows, ahead, results) }
+    }
     macro_rules! tile {
         ($codes:ty) => {
-            if rows.input.coarse { tile!($codes, InBytes<Vnni<true>>) } else { tile!($codes, InBytes<Vnni<false>>) }
-        };
-        ($codes:ty, $multiply:ty) => {
-            tile::multiply::<_, { bytes::ROWS }>(
-                &Integers::<$codes, $multiply>::new(panel, layout),
-                rows,
-                ahead,
-                results,
-            )
+            match rows.input.coarse {
+                true => of_kind::<$codes, true>(&Integers::new(panel, layout), rows, ahead, results),
+                false => of_kind::<$codes, false>(&Integers::new(panel, layout), rows, ahead, results),
+            }
         };
     }
     assert!(panel.len() >= layout.bytes);
