@@ -262,8 +262,8 @@ fn load_weights(
             gpu.write(arena.at(*region), &table)?;
         }
     }
-    for tickets in [layout.partial.2, layout.part_tickets] {
-        gpu.zero(arena.at(tickets), tickets.bytes)?;
+    for region in [layout.partial.2, layout.part_tickets, layout.sampling.zeroed] {
+        gpu.zero(arena.at(region), region.bytes)?;
     }
     // The staging memory is still being read.
     gpu.synchronize()?;
