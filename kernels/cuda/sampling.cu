@@ -1,285 +1,146 @@
-// Conversion of logits to tokens, as defined by octavo_ops::sampling: one CTA per row, and no row depends on another.
-//
-// Nothing is sorted. If tokens are ordered by descending logit, equals by id, top-k and top-p keep a prefix. `select`
-// finds the end of the prefix by histograms, each a thousand times finer than the one before. Probabilities are summed
-// as integers, 2^44 for the most likely token: such a sum does not depend on the order of additions, so threads may add
-// in any order.
-#include "gpu.h"
+// Conversion of logits to tokens, as defined by octavo_ops::sampling: no row depends on another. The launches are
+// `adjust` for biases, masks and penalties; `scan` for the most likely token; `weigh` for the sum of the weights, of which
+// a token is drawn if there are no filters, or the sizes of the bins; and `draw` for the end of the kept tokens and the draw.
+#include "sampling.h"
 
-constexpr u32 THREADS = 1024, WARPS = THREADS / 32;
-constexpr float ONE = 17592186044416.0f;  // 2^44
+// ------------------------------------------------------------------------------------------- adjusted logits
 
-// ------------------------------------------------------------------------------------------- order
-
-// Returns an integer with the same order as logits: NaN as minus infinity, and both zeros equal. No logit has the key
-// 0.
-DEVICE u32 order_key(float x) {
-    const u32 bits = __float_as_uint(x != x ? minus_infinity() : x + 0.0f);
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+DEVICE bool masked(const SamplingParams& p, const SamplingRow& asked, u32 id) {
+    return asked.mask_row != SAMPLING_NONE && (p.masks[(u64)asked.mask_row * p.mask_words + id / 32] >> id % 32 & 1) == 0;
 }
 
-DEVICE float key_value(u32 key) { return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
+DEVICE bool contains(Segment segment, u32 id) { return id >= segment.begin && id < segment.end; }
 
-// Position of a token in the order: the largest comes first.
-DEVICE u64 place(u32 key, u32 id) { return (u64)key << 32 | ~id; }
-DEVICE u32 place_id(u64 place) { return ~(u32)place; }
-DEVICE float place_value(u64 place) { return key_value((u32)(place >> 32)); }
-
-// The tokens that a filter keeps: those above the key, and the first `ties` with the key. Key 0 keeps all.
-struct Cut {
-    u32 key;
-    u64 ties;
-};
-
-// ------------------------------------------------------------------------------------------- reductions
-
-// Returns the sum of a value over the lanes up to this one.
-template <class N>
-DEVICE N warp_scan(N value) {
-#pragma unroll
-    for (u32 offset = 1; offset < 32; offset *= 2) {
-        N other = __shfl_up_sync(ALL_LANES, value, offset);
-        if (lane_id() >= offset) value += other;
+// Adds the biases. Those of the same token are added in the given order.
+DEVICE void add_biases(const SamplingParams& p, const SamplingRow& asked, Segment segment, float* row) {
+    for (u32 i = asked.bias_start + threadIdx.x; i < asked.bias_end; i += THREADS) {
+        const u32 id = p.bias_ids[i];
+        bool mine = contains(segment, id);
+        for (u32 earlier = asked.bias_start; earlier < i && mine; ++earlier) mine = p.bias_ids[earlier] != id;
+        if (!mine) continue;
+        float x = row[id];
+        for (u32 later = i; later < asked.bias_end; ++later)
+            if (p.bias_ids[later] == id) x += p.bias_values[later];
+        row[id] = x;
     }
-    return value;
 }
 
-// Returns the largest value of the CTA in every thread. `partial` is shared memory, one number per warp, and is free
-// again on return.
-DEVICE u64 block_max(u64 value, u64* partial) {
-#pragma unroll
-    for (u32 offset = 16; offset > 0; offset /= 2) value = max(value, __shfl_xor_sync(ALL_LANES, value, offset));
-    if (lane_id() == 0) partial[warp_id()] = value;
-    __syncthreads();
-    // The loop is not fully unrolled, because there are not enough registers.
-#pragma unroll 4
-    for (u32 warp = 0; warp < WARPS; ++warp) value = max(value, partial[warp]);
-    __syncthreads();
-    return value;
+// Applies the penalties to the logit of a token that was generated so many times; 0 if it is only in the prompt.
+DEVICE void penalise(const SamplingRow& asked, float* row, u32 id, u32 times) {
+    float x = row[id];
+    x = x > 0.0f ? x / asked.repetition_penalty : x * asked.repetition_penalty;
+    if (times > 0) x -= asked.frequency_penalty * (float)times + asked.presence_penalty;
+    row[id] = x;
 }
 
-// Returns the sum over the threads up to this one, and in `total` the sum over all.
-DEVICE u64 block_scan(u64 value, u64* partial, u64& total) {
-    value = warp_scan(value);
-    if (lane_id() == 31) partial[warp_id()] = value;
+DEVICE void adjust_rows(const SamplingParams& p) {
+    SHARED_ARRAY(u32, listed, 1);
+    const SamplingRow& asked = p.rows_of[blockIdx.y];
+    if (!(asked.flags & SAMPLING_ADJUST) || asked.flags & SAMPLING_PADDING || asked.forced != SAMPLING_NONE) return;
+    if (threadIdx.x == 0) listed[0] = 0;
+    const Segment segment = segment_at(p, blockIdx.x);
+    float* row = p.adjusted + (u64)blockIdx.y * p.row_stride;
+    for_each(p.logits + (u64)blockIdx.y * p.row_stride, segment,
+             [&](u32 id, float x) { row[id] = x != x || masked(p, asked, id) ? minus_infinity() : x; });
     __syncthreads();
-    total = 0;
-    u64 before = 0;
-#pragma unroll 4
-    for (u32 warp = 0; warp < WARPS; ++warp) {
-        if (warp == warp_id()) before = total;
-        total += partial[warp];
+    add_biases(p, asked, segment, row);
+    __syncthreads();
+    for (u32 i = asked.forbidden_start + threadIdx.x; i < asked.forbidden_end; i += THREADS)
+        if (contains(segment, p.forbidden_ids[i])) row[p.forbidden_ids[i]] = minus_infinity();
+    __syncthreads();
+    // The token of the preceding step is one more, whether it is listed or not.
+    const u32 drawn = asked.pending != SAMPLING_NONE ? p.ids[asked.pending] : SAMPLING_NONE;
+    for (u32 i = asked.counts_start + threadIdx.x; i < asked.counts_end; i += THREADS) {
+        const u32 id = p.count_ids[i];
+        if (id == drawn) listed[0] = 1;
+        if (contains(segment, id)) penalise(asked, row, id, p.count_times[i] + (id == drawn));
     }
     __syncthreads();
-    return before + value;
+    if (threadIdx.x == 0 && contains(segment, drawn) && !listed[0]) penalise(asked, row, drawn, 1);
 }
 
-DEVICE u64 block_sum(u64 value, u64* partial) {
-    u64 total;
-    block_scan(value, partial, total);
-    return total;
-}
+// ------------------------------------------------------------------------------------------- most likely tokens
 
-// ------------------------------------------------------------------------------------------- rows
-
-// Each warp processes a part of a row: ids from `begin` to `end`, a multiple of the elements that its lanes load at
-// once.
-struct Segment {
-    u32 begin, end;
-};
-
-DEVICE Segment segment_of(u32 warp, u32 vocab) {
-    constexpr u32 STEP = 128;
-    const u32 length = (vocab + WARPS * STEP - 1) / (WARPS * STEP) * STEP;
-    const u32 begin = min(warp * length, vocab);
-    return {begin, min(begin + length, vocab)};
-}
-
-// Calls visit(id, logit) for this thread's share of a row.
-template <class F>
-DEVICE void for_each(const float* row, u32 vocab, F visit) {
-    const Segment segment = segment_of(warp_id(), vocab);
-    for (u32 first = segment.begin + lane_id() * 4; first < segment.end; first += 128) {
-        // Rows are padded to whole loads.
-        const Vec<float, 4> x = load<4>(row + first);
-#pragma unroll
-        for (u32 e = 0; e < 4; ++e)
-            if (first + e < segment.end) visit(first + e, x.x[e]);
-    }
-}
-
-// Visits a segment in the order of ids, 128 at a time, by all lanes of the warp together: visit(first of this lane's
-// four ids, their keys, whether the cut keeps each). Ends when it returns true to all of them. `ties` is the number of
-// earlier tokens with the cut's key.
-template <class F>
-DEVICE void walk(const float* row, Segment segment, Cut cut, u64 ties, F visit) {
-    for (u32 base = segment.begin; base < segment.end; base += 128) {
-        const u32 first = base + lane_id() * 4;
-        u32 keys[4], own = 0;
-#pragma unroll
-        for (u32 e = 0; e < 4; ++e) {
-            keys[e] = first + e < segment.end ? order_key(row[first + e]) : 0;
-            own += cut.key != 0 && keys[e] == cut.key;
-        }
-        const u32 through = warp_scan(own);
-        u64 rank = ties + through - own;
-        bool kept[4];
-#pragma unroll
-        for (u32 e = 0; e < 4; ++e) kept[e] = keys[e] > cut.key || (keys[e] != 0 && keys[e] == cut.key && rank++ < cut.ties);
-        ties += __shfl_sync(ALL_LANES, through, 31);
-        if (visit(first, keys, kept)) return;
-    }
-}
-
-// Shared memory of a row.
-struct Scratch {
-    u64* bins;     // THREADS
-    u64* partial;  // WARPS
-    u64* found;    // 2
-    u32* keys;     // THREADS
-    u32* count;    // 1
-};
-
-// Returns the number of tokens with the cut's key in the segments before the warp's own.
-DEVICE u64 ties_before(const float* row, u32 vocab, Cut cut, Scratch scratch) {
-    u64 own = 0, total;
-    if (cut.key != 0) for_each(row, vocab, [&](u32, float x) { own += order_key(x) == cut.key; });
-    const u64 through = block_scan(own, scratch.partial, total);
-    // The value of the first lane is the sum before the warp.
-    return __shfl_sync(ALL_LANES, through - own, 0);
-}
-
-// ------------------------------------------------------------------------------------------- filters
-
-// Returns the part of an interval that contains a key. It is monotonic in the key, and the two ends of the interval
-// have separate parts.
-DEVICE u32 bin_of(u32 key, u32 lowest, u32 highest) {
-    if (key == lowest) return 0;
-    if (key == highest) return THREADS - 1;
-    constexpr float LARGEST = 3.4028235e38f;
-    // Halves are used, so that no difference overflows.
-    const float low = 0.5f * fmaxf(key_value(lowest), -LARGEST), high = 0.5f * fminf(key_value(highest), LARGEST);
-    const float share = (0.5f * key_value(key) - low) / (high - low);
-    return min((u32)(share * (THREADS - 1)), THREADS - 1);
-}
-
-// The remaining keys: those of a row from `lowest` to `highest`, all of them in shared memory once there are few.
-struct Left {
-    u32 lowest, highest;
-    u32* keys;  // THREADS
-    u32* count;
-    bool few;
-    u32 own;  // if there are few: this thread's key, or 0
-
-    // Calls visit(key, logit) for this thread's share.
-    template <class F>
-    DEVICE void for_each(const float* row, u32 vocab, F visit) const {
-        if (few) {
-            if (own >= lowest && own <= highest) visit(own, key_value(own));
-            return;
-        }
-        ::for_each(row, vocab, [&](u32, float x) {
-            const u32 key = order_key(x);
-            if (key >= lowest && key <= highest) visit(key, x);
-        });
-    }
-
-    // Keeps the keys of one bin for which amount(logit) is not 0.
-    template <class F>
-    DEVICE void keep_bin(const float* row, u32 vocab, F amount, u32 bin, Scratch scratch) {
-        if (threadIdx.x == 0) *count = 0;
-        __syncthreads();
-        // The bottom is a complement, so that its maximum gives the lowest key.
-        u64 top = 0, bottom = 0;
-        for_each(row, vocab, [&](u32 key, float x) {
-            if (bin_of(key, lowest, highest) != bin || amount(x) == 0) return;
-            top = max(top, (u64)key);
-            bottom = max(bottom, (u64)~key);
-            const u32 at = atomicAdd(count, 1u);
-            if (at < THREADS) keys[at] = key;
-        });
-        highest = (u32)block_max(top, scratch.partial);
-        lowest = ~(u32)block_max(bottom, scratch.partial);
-        few = *count <= THREADS;
-        own = threadIdx.x < *count ? keys[threadIdx.x] : 0;
-        __syncthreads();
-    }
-};
-
-// Returns the shortest prefix of the order whose amount is at least `needed`, which is above 0 and at most the whole
-// amount. amount(logit) is the amount of a token; tokens with 0 are left out. The keys of the others are `lowest` to
-// `highest`.
-template <class F>
-DEVICE Cut select(const float* row, u32 vocab, F amount, u64 needed, u32 lowest, u32 highest, Scratch scratch) {
-    Left left = {lowest, highest, scratch.keys, scratch.count, false, 0};
-    u64 above = 0, total;
-    while (left.lowest < left.highest) {
-        scratch.bins[threadIdx.x] = 0;
-        __syncthreads();
-        left.for_each(row, vocab, [&](u32 key, float x) {
-            const u64 counts = amount(x);
-            if (counts != 0) atomicAdd(&scratch.bins[bin_of(key, left.lowest, left.highest)], counts);
-        });
-        __syncthreads();
-        // Bins are added from the uppermost down.
-        const u32 own_bin = THREADS - 1 - threadIdx.x;
-        const u64 own = scratch.bins[own_bin];
-        const u64 through = above + block_scan(own, scratch.partial, total);
-        if (through >= needed && through - own < needed) {
-            scratch.found[0] = own_bin;
-            scratch.found[1] = through - own;
-        }
-        __syncthreads();
-        above = scratch.found[1];
-        left.keep_bin(row, vocab, amount, (u32)scratch.found[0], scratch);
-    }
-    const u64 each = amount(key_value(left.lowest));
-    return {left.lowest, (needed - above + each - 1) / each};
-}
-
-// Weights of a row's tokens: 2^44 for the most likely.
-struct Weights {
-    float largest, inverse_temperature, min_p;
-
-    DEVICE u64 operator()(float x) const {
-        // The first case is needed for correctness too: infinity minus infinity is NaN.
-        const float weight = x == largest ? 1.0f : expf((x - largest) * inverse_temperature);
-        // NaN and tokens dropped by min-p have the weight 0.
-        return weight >= min_p ? (u64)(weight * ONE) : 0;
-    }
-};
-
-// Returns the tokens that top-k and top-p keep.
-DEVICE Cut filter(const SamplingRow& asked, const float* row, u32 vocab, const Weights& weights, Scratch scratch) {
-    const bool by_k = asked.top_k > 0 && asked.top_k < vocab, by_p = asked.top_p < 1.0f;
-    Cut cut = {0, 0};
-    if (!by_k && !by_p) return cut;
-    u64 count = 0, mass = 0, bottom = 0;
-    for_each(row, vocab, [&](u32, float x) {
-        const u64 weight = weights(x);
-        if (weight == 0) return;
-        ++count;
-        mass += weight;
-        bottom = max(bottom, (u64)~order_key(x));
+// Returns the token of a row in which no candidate is left: the most likely token that is allowed by the mask and not
+// forbidden; if there is none, that is allowed by the mask; if there is none, that is not forbidden.
+DEVICE u32 fallback(const SamplingParams& p, const SamplingRow& asked, Scratch scratch) {
+    u64 both = 0, allowed = 0, unforbidden = 0;
+    for_each(p.logits + (u64)blockIdx.y * p.row_stride, {0, p.vocab}, [&](u32 id, float x) {
+        bool forbidden = false;
+        for (u32 i = asked.forbidden_start; i < asked.forbidden_end; ++i) forbidden |= p.forbidden_ids[i] == id;
+        const bool in_mask = !masked(p, asked, id);
+        const u64 own = place(x, id);
+        if (in_mask && !forbidden) both = max(both, own);
+        if (in_mask) allowed = max(allowed, own);
+        if (!forbidden) unforbidden = max(unforbidden, own);
     });
-    count = block_sum(count, scratch.partial);
-    mass = block_sum(mass, scratch.partial);
-    const u32 highest = order_key(weights.largest), lowest = ~(u32)block_max(bottom, scratch.partial);
-    if (by_k && asked.top_k < count) {
-        auto one = [&](float x) -> u64 { return weights(x) != 0; };
-        cut = select(row, vocab, one, asked.top_k, lowest, highest, scratch);
+    u64 found = block_max(both, scratch.partial);
+    if (found == 0) found = block_max(allowed, scratch.partial);
+    if (found == 0) found = block_max(unforbidden, scratch.partial);
+    return found == 0 ? 0 : place_id(found);
+}
+
+// Returns the row of logits from which a token is drawn.
+DEVICE const float* drawn_row(const SamplingParams& p, const SamplingRow& asked) {
+    return (asked.flags & SAMPLING_ADJUST ? p.adjusted : p.logits) + (u64)blockIdx.y * p.row_stride;
+}
+
+// A temperature of NaN is greedy too.
+DEVICE bool is_greedy(const SamplingRow& asked) { return !(asked.temperature > 0.0f); }
+
+DEVICE u64 most_likely(const float* row, Segment segment, Scratch scratch) {
+    u64 best = 0;
+    for_each(row, segment, [&](u32 id, float x) { best = max(best, place(x, id)); });
+    return block_max(best, scratch.partial);
+}
+
+// Writes the token of a row whose most likely one is `best`, unless it must be drawn.
+DEVICE void choose(const SamplingParams& p, const SamplingRow& asked, u64 best, Scratch scratch) {
+    const bool is_forced = asked.forced != SAMPLING_NONE, exhausted = !is_forced && place_value(best) == minus_infinity();
+    if (!is_forced && !exhausted && !is_greedy(asked)) {
+        if (threadIdx.x == 0) p.status[blockIdx.y] = 0;
+        return;
     }
-    if (!by_p) return cut;
-    if (cut.key != 0) {
-        mass = 0;
-        for_each(row, vocab, [&](u32, float x) {
-            if (order_key(x) > cut.key) mass += weights(x);
-        });
-        mass = block_sum(mass, scratch.partial) + cut.ties * weights(key_value(cut.key));
+    const u32 id = is_forced ? asked.forced : exhausted ? fallback(p, asked, scratch) : place_id(best);
+    if (threadIdx.x == 0) {
+        p.ids[blockIdx.y] = id;
+        p.status[blockIdx.y] = exhausted ? SAMPLING_STATUS_EXHAUSTED : 0;
     }
-    // At least the most likely token is kept.
-    const u64 needed = min(max((u64)ceil((double)asked.top_p * (double)mass), (u64)1), mass);
-    return select(row, vocab, weights, needed, lowest, highest, scratch);
+}
+
+DEVICE void scan_rows(const SamplingParams& p) {
+    SAMPLING_SCRATCH(scratch);
+    SHARED_ARRAY(u32, flag, 1);
+    const SamplingRow& asked = p.rows_of[blockIdx.y];
+    if (asked.flags & SAMPLING_PADDING) return;
+    const bool is_forced = asked.forced != SAMPLING_NONE, reports = asked.flags & SAMPLING_LOGPROBS;
+    if (is_forced && !reports) {
+        if (blockIdx.x == 0) choose(p, asked, 0, scratch);
+        return;
+    }
+    // The model's own logits matter too, unless they are those from which a token is drawn.
+    const float *raw = p.logits + (u64)blockIdx.y * p.row_stride, *row = is_forced ? raw : drawn_row(p, asked);
+    const Segment segment = segment_at(p, blockIdx.x);
+    u64* parts = p.parts + (u64)blockIdx.y * 2 * gridDim.x;
+    const u64 own = most_likely(row, segment, scratch);
+    const u64 own_raw = reports && row != raw ? most_likely(raw, segment, scratch) : own;
+    if (threadIdx.x == 0) {
+        parts[blockIdx.x] = own;
+        parts[gridDim.x + blockIdx.x] = own_raw;
+    }
+    if (!is_last(&p.states[blockIdx.y].ticket, gridDim.x, flag)) return;
+    u64 best = 0, raw_best = 0;
+    for (u32 i = threadIdx.x; i < gridDim.x; i += THREADS) {
+        best = max(best, load_fresh<1>(parts + i).x[0]);
+        raw_best = max(raw_best, load_fresh<1>(parts + gridDim.x + i).x[0]);
+    }
+    best = block_max(best, scratch.partial);
+    raw_best = block_max(raw_best, scratch.partial);
+    if (threadIdx.x == 0) {
+        p.states[blockIdx.y].best = best;
+        p.states[blockIdx.y].raw_best = raw_best;
+    }
+    choose(p, asked, best, scratch);
 }
 
 // ------------------------------------------------------------------------------------------- random choice
@@ -307,30 +168,43 @@ DEVICE u64 random_bits(u64 seed, u32 position) {
     return ((u64)counter[0] << 32 | counter[1]) >> 11;
 }
 
-// Samples the first token, by id, at which the sum over the kept tokens exceeds the random share of the total. One
-// thread writes it to `out`.
-DEVICE void draw(const SamplingRow& asked, const float* row, u32 vocab, const Weights& weights, Cut cut, Scratch scratch,
-                 u32* out) {
-    const u64 ties = ties_before(row, vocab, cut, scratch);
-    const Segment segment = segment_of(warp_id(), vocab);
-    u64 own = 0, total;
-    walk(row, segment, cut, ties, [&](u32, const u32* keys, const bool* kept) {
+// Visits tokens in the order of their ids, 128 at a time, by all lanes of the warp together: visit(first of this lane's
+// four ids, their weights, 0 for tokens after the cut). Ends when it returns true to all of them.
+template <class F>
+DEVICE void walk(const float* row, Segment segment, const Weights& weights, u64 cut, F visit) {
+    for (u32 base = segment.begin; base < segment.end; base += 128) {
+        const u32 first = base + lane_id() * 4;
+        u64 kept[4];
 #pragma unroll
-        for (u32 e = 0; e < 4; ++e)
-            if (kept[e]) own += weights(key_value(keys[e]));
+        for (u32 e = 0; e < 4; ++e) {
+            const u32 id = first + e;
+            const float x = id < segment.end ? row[id] : minus_infinity();
+            kept[e] = id < segment.end && place(x, id) >= cut ? weights(x) : 0;
+        }
+        if (visit(first, kept)) return;
+    }
+}
+
+// Draws the first token of a segment, by id, at which the sum over the kept tokens exceeds `target`; there is one.
+DEVICE void draw_in(const float* row, Segment segment, const Weights& weights, u64 cut, u64 target, Scratch scratch,
+                    u32* out) {
+    // Each warp has a part of the segment: a multiple of the tokens that its lanes load at once.
+    const u32 length = (segment.end - segment.begin + WARPS * 128 - 1) / (WARPS * 128) * 128;
+    const u32 begin = min(segment.begin + warp_id() * length, segment.end);
+    const Segment own_part = {begin, min(begin + length, segment.end)};
+    u64 own = 0, total;
+    walk(row, own_part, weights, cut, [&](u32, const u64* kept) {
+#pragma unroll
+        for (u32 e = 0; e < 4; ++e) own += kept[e];
         return false;
     });
     const u64 through = block_scan(own, scratch.partial, total);
-    const u64 target = multiply_high(random_bits(asked.seed, asked.output_position) << 11, total);
     const u64 end = __shfl_sync(ALL_LANES, through, 31);
     u64 sum = __shfl_sync(ALL_LANES, through - own, 0);
-    // Exactly one warp's segment contains the token.
+    // Exactly one warp's part contains the token.
     if (target < sum || target >= end) return;
-    walk(row, segment, cut, ties, [&](u32 first, const u32* keys, const bool* kept) {
-        u64 four = 0;
-#pragma unroll
-        for (u32 e = 0; e < 4; ++e)
-            if (kept[e]) four += weights(key_value(keys[e]));
+    walk(row, own_part, weights, cut, [&](u32 first, const u64* kept) {
+        const u64 four = kept[0] + kept[1] + kept[2] + kept[3];
         const u64 reached = sum + warp_scan(four);
         const u32 beyond = __ballot_sync(ALL_LANES, reached > target);
         sum = __shfl_sync(ALL_LANES, reached, 31);
@@ -340,7 +214,7 @@ DEVICE void draw(const SamplingRow& asked, const float* row, u32 vocab, const We
             u32 passed = 0;
 #pragma unroll
             for (u32 e = 0; e < 4; ++e) {
-                if (kept[e]) at += weights(key_value(keys[e]));
+                at += kept[e];
                 passed += at <= target;
             }
             *out = first + passed;
@@ -349,200 +223,188 @@ DEVICE void draw(const SamplingRow& asked, const float* row, u32 vocab, const We
     });
 }
 
-DEVICE bool masked(const SamplingParams& p, const SamplingRow& asked, u32 id) {
-    return asked.mask_row != SAMPLING_NONE && (p.masks[(u64)asked.mask_row * p.mask_words + id / 32] >> id % 32 & 1) == 0;
+// Samples the first token, by id, at which the sum over the kept tokens exceeds the random share of the total. `parts` has
+// the sum of each segment. The last CTA of the row runs this.
+DEVICE void draw(const SamplingParams& p, const SamplingRow& asked, const Weights& weights, u64 cut, const u64* parts,
+                 Scratch scratch) {
+    // Each thread has adjacent segments.
+    const u32 each = (gridDim.x + THREADS - 1) / THREADS;
+    const u32 first = min(threadIdx.x * each, gridDim.x), end = min(first + each, gridDim.x);
+    u64 own = 0, total;
+    for (u32 i = first; i < end; ++i) own += load_fresh<1>(parts + i).x[0];
+    u64 sum = block_scan(own, scratch.partial, total) - own;
+    const u64 target = multiply_high(random_bits(asked.seed, asked.output_position) << 11, total);
+    for (u32 i = first; i < end; ++i) {
+        const u64 through = sum + load_fresh<1>(parts + i).x[0];
+        if (target >= sum && target < through) {
+            scratch.found[0] = i;
+            scratch.found[1] = target - sum;
+        }
+        sum = through;
+    }
+    __syncthreads();
+    draw_in(drawn_row(p, asked), segment_at(p, (u32)scratch.found[0]), weights, cut, scratch.found[1], scratch,
+            p.ids + blockIdx.y);
 }
 
-// Returns the token of a row in which no candidate is left: the most likely token that is allowed by the mask and not
-// forbidden; if there is none, that is allowed by the mask; if there is none, that is not forbidden.
-DEVICE u32 fallback(const SamplingParams& p, const SamplingRow& asked, Scratch scratch) {
-    u64 both = 0, allowed = 0, unforbidden = 0;
-    for_each(p.logits + (u64)blockIdx.x * p.row_stride, p.vocab, [&](u32 id, float x) {
-        bool forbidden = false;
-        for (u32 i = asked.forbidden_start; i < asked.forbidden_end; ++i) forbidden |= p.forbidden_ids[i] == id;
-        const bool in_mask = !masked(p, asked, id);
-        const u64 own = place(order_key(x), id);
-        if (in_mask && !forbidden) both = max(both, own);
-        if (in_mask) allowed = max(allowed, own);
-        if (!forbidden) unforbidden = max(unforbidden, own);
+// ------------------------------------------------------------------------------------------- filters
+
+// The filters of a row whose token is drawn.
+struct Filters {
+    bool by_k, by_p;
+
+    DEVICE Filters(const SamplingParams& p, const SamplingRow& asked)
+        : by_k(asked.top_k > 0 && asked.top_k < p.vocab), by_p(asked.top_p < 1.0f) {}
+    DEVICE bool any() const { return by_k || by_p; }
+};
+
+// Returns whether a token is drawn from a row; its state has the most likely one.
+DEVICE bool is_drawn(const SamplingParams& p, const SamplingRow& asked) {
+    if (asked.flags & SAMPLING_PADDING || asked.forced != SAMPLING_NONE || is_greedy(asked)) return false;
+    return place_value(p.states[blockIdx.y].best) != minus_infinity();
+}
+
+DEVICE Weights weights_of(const SamplingParams& p, const SamplingRow& asked) {
+    const float min_p = asked.min_p > 0.0f ? fminf(asked.min_p, 1.0f) : 0.0f;
+    return {place_value(p.states[blockIdx.y].best), 1.0f / asked.temperature, min_p};
+}
+
+// Returns the sum of weights that top-p keeps of `mass`: at least that of the most likely token.
+DEVICE u64 needed_mass(const SamplingRow& asked, u64 mass) {
+    return max(min((u64)ceil((double)asked.top_p * (double)mass), mass), (u64)1);
+}
+
+// Finds the bins in which the kept tokens end. With both filters, top-p ends in one of several bins, which depends on the
+// tokens that top-k keeps of its last bin. The last CTA of the row runs this.
+DEVICE void find_bins(const SamplingParams& p, const SamplingRow& asked, Filters filters, Scratch scratch) {
+    const OwnBins counts = OwnBins::take_counts(p), masses = OwnBins::take_masses(p);
+    SamplingState& state = p.states[blockIdx.y];
+    u64 count, mass;
+    const u64 count_before = block_scan(counts.sum(), scratch.partial, count) - counts.sum();
+    const u64 mass_before = block_scan(masses.sum(), scratch.partial, mass) - masses.sum();
+    const bool by_k = filters.by_k && asked.top_k < count;
+    u64 least = mass;
+    if (by_k) {
+        counts.reach(count_before, asked.top_k, [&](u32 own, u64 before) {
+            u64 sum = mass_before;
+#pragma unroll
+            for (u32 i = 0; i < OwnBins::COUNT; ++i) sum += i < own ? masses.amounts[i] : 0;
+            scratch.found[0] = OwnBins::first() + own;
+            scratch.found[1] = sum;
+            scratch.found[2] = sum + masses.amounts[own];
+            state.k_rank = asked.top_k - (u32)before;
+        });
+        __syncthreads();
+        least = scratch.found[1];
+        mass = scratch.found[2];
+    }
+    const u32 k_bin = by_k ? (u32)scratch.found[0] : SAMPLING_NONE;
+    if (threadIdx.x == 0) {
+        state.k_bin = k_bin;
+        state.mass_before_k = least;
+        // Without top-p, the kept tokens end in the bin of top-k, or nowhere.
+        if (!filters.by_p) {
+            state.first = by_k ? k_bin : SAMPLING_BINS;
+            state.last = by_k ? k_bin : SAMPLING_BINS;
+            state.mass_before = least;
+        }
+    }
+    if (!filters.by_p) return;
+    masses.reach(mass_before, needed_mass(asked, least), [&](u32 own, u64 before) {
+        state.first = OwnBins::first() + own;
+        state.mass_before = before;
     });
-    u64 found = block_max(both, scratch.partial);
-    if (found == 0) found = block_max(allowed, scratch.partial);
-    if (found == 0) found = block_max(unforbidden, scratch.partial);
-    return found == 0 ? 0 : place_id(found);
+    masses.reach(mass_before, needed_mass(asked, mass), [&](u32 own, u64) { state.last = OwnBins::first() + own; });
 }
 
-DEVICE u64 most_likely(const float* row, u32 vocab, Scratch scratch) {
-    u64 best = 0;
-    for_each(row, vocab, [&](u32 id, float x) { best = max(best, place(order_key(x), id)); });
-    return block_max(best, scratch.partial);
+DEVICE void weigh_rows(const SamplingParams& p) {
+    SAMPLING_SCRATCH(scratch);
+    SAMPLING_BINS_OF_CTA(bins);
+    SHARED_ARRAY(u32, flag, 1);
+    const SamplingRow& asked = p.rows_of[blockIdx.y];
+    if (!is_drawn(p, asked)) return;
+    const Filters filters(p, asked);
+    const Weights weights = weights_of(p, asked);
+    const Segment segment = segment_at(p, blockIdx.x);
+    const float* row = drawn_row(p, asked);
+    u64* parts = p.parts + (u64)blockIdx.y * 2 * gridDim.x;
+    if (!filters.any()) {
+        u64 own = 0;
+        for_each(row, segment, [&](u32, float x) { own += weights(x); });
+        own = block_sum(own, scratch.partial);
+        if (threadIdx.x == 0) parts[blockIdx.x] = own;
+    } else {
+        bins.clear();
+        for_each(row, segment, [&](u32, float x) {
+            const u64 weight = weights(x);
+            if (weight == 0) return;
+            const u32 bin = weights.bin(x);
+            if (filters.by_k) atomicAdd(bins.counts + bin, 1u);
+            if (filters.by_p) add_wide(bins.low + bin, bins.high + bin, weight);
+        });
+        bins.merge(p);
+    }
+    if (!is_last(&p.states[blockIdx.y].ticket, gridDim.x, flag)) return;
+    if (filters.any())
+        find_bins(p, asked, filters, scratch);
+    else
+        draw(p, asked, weights, 0, parts, scratch);
+}
+
+// Returns the place of the last token that the filters keep. `listed` has the tokens of the bins in which the kept ones end.
+template <class L>
+DEVICE u64 cut_of(const SamplingRow& asked, const SamplingState& state, const Weights& weights, bool by_p, const L& listed,
+                  Scratch scratch) {
+    u64 cut = 0, mass = state.mass_before_k;
+    if (state.k_bin != SAMPLING_NONE) {
+        auto one = [&](u64 place) -> u64 { return weights.bin(place_value(place)) == state.k_bin; };
+        cut = select(listed, one, 0, state.k_rank, scratch);
+        u64 own = 0;
+        listed.for_each([&](u64 place) { own += one(place) != 0 && place >= cut ? weights(place_value(place)) : 0; });
+        mass += block_sum(own, scratch.partial);
+    }
+    if (!by_p) return cut;
+    auto weight = [&](u64 place) -> u64 {
+        const u32 bin = weights.bin(place_value(place));
+        return place >= cut && bin >= state.first && bin <= state.last ? weights(place_value(place)) : 0;
+    };
+    return select(listed, weight, state.mass_before, needed_mass(asked, mass), scratch);
 }
 
 DEVICE void draw_rows(const SamplingParams& p) {
-    SHARED_ARRAY(u64, bins, THREADS);
-    SHARED_ARRAY(u64, partial, WARPS);
-    SHARED_ARRAY(u64, found, 2);
-    SHARED_ARRAY(u32, keys, THREADS);
-    SHARED_ARRAY(u32, count, 1);
-    const Scratch scratch = {bins, partial, found, keys, count};
-    const SamplingRow& asked = p.rows_of[blockIdx.x];
-    if (asked.flags & SAMPLING_PADDING) return;
-    u32* out = p.ids + blockIdx.x;
-    const bool first = threadIdx.x == 0;
-    if (first) p.status[blockIdx.x] = 0;
-    if (asked.forced != SAMPLING_NONE) {
-        if (first) *out = asked.forced;
-        return;
-    }
-    const float* row = (asked.flags & SAMPLING_ADJUST ? p.adjusted : p.logits) + (u64)blockIdx.x * p.row_stride;
-    const u64 best = most_likely(row, p.vocab, scratch);
-    if (place_value(best) == minus_infinity()) {
-        const u32 id = fallback(p, asked, scratch);
-        if (first) {
-            *out = id;
-            p.status[blockIdx.x] = SAMPLING_STATUS_EXHAUSTED;
-        }
-        return;
-    }
-    // A temperature of NaN is greedy too.
-    if (!(asked.temperature > 0.0f)) {
-        if (first) *out = place_id(best);
-        return;
-    }
-    const float min_p = asked.min_p > 0.0f ? fminf(asked.min_p, 1.0f) : 0.0f;
-    const Weights weights = {place_value(best), 1.0f / asked.temperature, min_p};
-    const Cut cut = filter(asked, row, p.vocab, weights, scratch);
-    draw(asked, row, p.vocab, weights, cut, scratch, out);
-}
-
-// ------------------------------------------------------------------------------------------- adjusted logits
-
-// Adds the biases. Those of the same token are added in the given order.
-DEVICE void add_biases(const SamplingParams& p, const SamplingRow& asked, float* row) {
-    for (u32 i = asked.bias_start + threadIdx.x; i < asked.bias_end; i += THREADS) {
-        const u32 id = p.bias_ids[i];
-        bool mine = id < p.vocab;
-        for (u32 earlier = asked.bias_start; earlier < i; ++earlier) mine &= p.bias_ids[earlier] != id;
-        if (!mine) continue;
-        float x = row[id];
-        for (u32 later = i; later < asked.bias_end; ++later)
-            if (p.bias_ids[later] == id) x += p.bias_values[later];
-        row[id] = x;
-    }
-}
-
-// Applies the penalties to the logit of a token that was generated so many times; 0 if it is only in the prompt.
-DEVICE void penalise(const SamplingRow& asked, float* row, u32 id, u32 times) {
-    float x = row[id];
-    x = x > 0.0f ? x / asked.repetition_penalty : x * asked.repetition_penalty;
-    if (times > 0) x -= asked.frequency_penalty * (float)times + asked.presence_penalty;
-    row[id] = x;
-}
-
-DEVICE void adjust_rows(const SamplingParams& p) {
-    SHARED_ARRAY(u32, listed, 1);
-    const SamplingRow& asked = p.rows_of[blockIdx.x];
-    if (!(asked.flags & SAMPLING_ADJUST) || asked.flags & SAMPLING_PADDING || asked.forced != SAMPLING_NONE) return;
-    if (threadIdx.x == 0) listed[0] = 0;
-    float* row = p.adjusted + (u64)blockIdx.x * p.row_stride;
-    for_each(p.logits + (u64)blockIdx.x * p.row_stride, p.vocab,
-             [&](u32 id, float x) { row[id] = x != x || masked(p, asked, id) ? minus_infinity() : x; });
-    __syncthreads();
-    add_biases(p, asked, row);
-    __syncthreads();
-    for (u32 i = asked.forbidden_start + threadIdx.x; i < asked.forbidden_end; i += THREADS)
-        if (p.forbidden_ids[i] < p.vocab) row[p.forbidden_ids[i]] = minus_infinity();
-    __syncthreads();
-    // The token of the preceding step is one more, whether it is listed or not.
-    const u32 drawn = asked.pending != SAMPLING_NONE ? p.ids[asked.pending] : SAMPLING_NONE;
-    for (u32 i = asked.counts_start + threadIdx.x; i < asked.counts_end; i += THREADS) {
-        const u32 id = p.count_ids[i];
-        if (id == drawn) listed[0] = 1;
-        if (id < p.vocab) penalise(asked, row, id, p.count_times[i] + (id == drawn));
-    }
-    __syncthreads();
-    if (threadIdx.x == 0 && drawn < p.vocab && !listed[0]) penalise(asked, row, drawn, 1);
-}
-
-// ------------------------------------------------------------------------------------------- log-probabilities
-
-// Writes the positions of the tokens to report into `items` and returns their number. Listed tokens may occur more than
-// once.
-DEVICE u32 reported(const SamplingParams& p, const SamplingRow& asked, const float* row, u64* items, Scratch scratch) {
-    const u32 listed = min(min(asked.listed_end - asked.listed_start, p.top_stride), SAMPLING_MAX_TOP);
-    if (listed > 0) {
-        if (threadIdx.x < listed) {
-            const u32 id = p.listed_ids[asked.listed_start + threadIdx.x];
-            items[threadIdx.x] = place(order_key(id < p.vocab ? row[id] : minus_infinity()), id);
-        }
-        return listed;
-    }
-    const u32 top = min(min(asked.top, p.vocab), min(p.top_stride, SAMPLING_MAX_TOP));
-    if (top == 0) return 0;
-    u64 highest = 0, bottom = 0;
-    for_each(row, p.vocab, [&](u32, float x) {
-        highest = max(highest, (u64)order_key(x));
-        bottom = max(bottom, (u64)~order_key(x));
-    });
-    highest = block_max(highest, scratch.partial);
-    const u32 lowest = ~(u32)block_max(bottom, scratch.partial);
-    auto one = [](float) -> u64 { return 1; };
-    const Cut cut = select(row, p.vocab, one, top, lowest, (u32)highest, scratch);
-    const u64 ties = ties_before(row, p.vocab, cut, scratch);
-    if (threadIdx.x == 0) *scratch.count = 0;
-    __syncthreads();
-    walk(row, segment_of(warp_id(), p.vocab), cut, ties, [&](u32 first, const u32* keys, const bool* kept) {
-#pragma unroll
-        for (u32 e = 0; e < 4; ++e)
-            if (kept[e]) items[atomicAdd(scratch.count, 1u)] = place(keys[e], first + e);
-        return false;
-    });
-    return top;
-}
-
-DEVICE void report_rows(const SamplingParams& p) {
-    SHARED_ARRAY(u64, bins, THREADS);
-    SHARED_ARRAY(u64, partial, WARPS);
-    SHARED_ARRAY(u64, found, 2);
-    SHARED_ARRAY(u32, keys, THREADS);
-    SHARED_ARRAY(u32, counter, 1);
-    SHARED_ARRAY(u64, items, THREADS);
-    const Scratch scratch = {bins, partial, found, keys, counter};
-    const SamplingRow& asked = p.rows_of[blockIdx.x];
-    if (!(asked.flags & SAMPLING_LOGPROBS) || asked.flags & SAMPLING_PADDING) return;
-    const float* row = p.logits + (u64)blockIdx.x * p.row_stride;
-    const u32 id = p.ids[blockIdx.x];
-    const u64 own = place(order_key(id < p.vocab ? row[id] : minus_infinity()), id);
-    const Weights weights = {place_value(most_likely(row, p.vocab, scratch)), 1.0f, 0.0f};
-    u64 sum = 0, ahead = 0;
-    for_each(row, p.vocab, [&](u32 other, float x) {
-        sum += weights(x);
-        ahead += place(order_key(x), other) > own;
-    });
-    sum = block_sum(sum, scratch.partial);
-    ahead = block_sum(ahead, scratch.partial);
-    const double log_sum = log((double)sum / (double)ONE);
-    auto logprob = [&](float x) {
-        if (x == minus_infinity()) return x;
-        return (float)((x == weights.largest ? 0.0 : (double)(x - weights.largest)) - log_sum);
+    SAMPLING_SCRATCH(scratch);
+    SHARED_ARRAY(u32, flag, 1);
+    const SamplingRow& asked = p.rows_of[blockIdx.y];
+    const Filters filters(p, asked);
+    if (!filters.any() || !is_drawn(p, asked)) return;
+    SamplingState& state = p.states[blockIdx.y];
+    const Weights weights = weights_of(p, asked);
+    const u32 first = state.first, last = state.last, k_bin = state.k_bin;
+    auto is_listed = [&](float x) {
+        const u32 bin = weights.bin(x);
+        return bin >= first && (bin <= last || bin == k_bin) && weights(x) != 0;
     };
+    const Segment segment = segment_at(p, blockIdx.x);
+    const float* row = drawn_row(p, asked);
+    u64* parts = p.parts + (u64)blockIdx.y * 2 * gridDim.x;
+    u64 kept = 0;
+    u32 own = 0;
+    for_each(row, segment, [&](u32, float x) {
+        if (weights.bin(x) < first)
+            kept += weights(x);
+        else
+            own += is_listed(x);
+    });
+    kept = block_sum(kept, scratch.partial);
+    if (threadIdx.x == 0) parts[blockIdx.x] = kept;
+    list(p, row, segment, own, is_listed, scratch);
+    if (!is_last(&state.ticket, gridDim.x, flag)) return;
 
-    const u32 count = reported(p, asked, row, items, scratch);
+    const auto listed = take_list(p, row, is_listed, scratch);
+    const u64 cut = cut_of(asked, state, weights, filters.by_p, listed, scratch);
+    listed.for_each([&](u64 place) {
+        if (place >= cut) atomicAdd(parts + place_id(place) / p.segment, weights(place_value(place)));
+    });
     __syncthreads();
-    // The rank of a token among the others is the number of tokens ahead of it; duplicates are left out.
-    bool again = threadIdx.x >= count;
-    for (u32 i = 0; i < threadIdx.x && !again; ++i) again = items[i] == items[threadIdx.x];
-    bins[threadIdx.x] = !again;
-    const u64 distinct = block_sum(!again, scratch.partial);
-    if (!again) {
-        u32 at = 0;
-        for (u32 i = 0; i < count; ++i) at += bins[i] != 0 && items[i] > items[threadIdx.x];
-        p.top_ids[(u64)blockIdx.x * p.top_stride + at] = place_id(items[threadIdx.x]);
-        p.top_logprobs[(u64)blockIdx.x * p.top_stride + at] = logprob(place_value(items[threadIdx.x]));
-    }
-    if (threadIdx.x == 0) {
-        p.logprobs[blockIdx.x] = logprob(place_value(own));
-        p.ranks[blockIdx.x] = (u32)ahead + 1;
-        p.top_counts[blockIdx.x] = (u32)distinct;
-    }
+    draw(p, asked, weights, cut, parts, scratch);
 }

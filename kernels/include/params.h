@@ -441,7 +441,7 @@ struct LoraPairsParams {
     u32 reserved;
 };
 
-// ------------------------------------------------------------------------------------------- sampling: cuda/sampling_*.cu
+// ------------------------------------------------------------------------------------------- sampling: cuda/sampling.cu, cuda/logprobs.cu
 
 // Parameters of one row for the sampler.
 struct SamplingRow {
@@ -466,6 +466,20 @@ struct SamplingRow {
     u32 reserved;
 };
 
+// What a launch leaves to the next about a row. The first two fields are places in the order of tokens (sampling.h).
+struct SamplingState {
+    u64 best;           // the most likely token after bias, masks and penalties
+    u64 raw_best;       // the most likely token of the model; for rows with log-probabilities
+    u64 mass_before_k;  // sum of the weights of the bins before k_bin
+    u64 mass_before;    // sum of the weights of the bins before `first`
+    double log_sum;     // logarithm of the sum of the model's weights
+    u32 k_bin;          // bin in which top-k ends, or SAMPLING_NONE
+    u32 k_rank;         // number of tokens of this bin that top-k keeps
+    u32 first, last;    // bins in one of which the kept tokens end
+    u32 ticket;         // 0 before the first launch, and left 0
+    u32 listed;         // number of entries of the row's list, 0 before the first launch, and left 0
+};
+
 struct SamplingParams {
     const float* logits;        // [rows, vocab] with rows row_stride apart, from the model
     float* adjusted;            // scratch memory of the same shape for rows whose logits are adjusted
@@ -484,11 +498,16 @@ struct SamplingParams {
     u32* top_counts;            // [rows]: numbers of entries of top_ids and top_logprobs
     u32* top_ids;               // [rows, top_stride], most likely first, ties by id
     float* top_logprobs;        // [rows, top_stride]
+    SamplingState* states;      // [rows]
+    u64* parts;                 // [rows, 2, segments]: numbers of each segment, overwritten
+    u64* masses;                // [rows, SAMPLING_BINS]: sums of weights, 0 before the first launch, and left 0
+    u32* counts;                // [rows, SAMPLING_BINS]: numbers of tokens, 0 before the first launch, and left 0
+    u64* lists;                 // [rows, SAMPLING_LIST]: tokens of some bins, overwritten
     u32 rows, vocab;
     u32 row_stride;             // elements, a multiple of 4
     u32 mask_words;             // ceil(vocab / 32)
     u32 top_stride;
-    u32 reserved;
+    u32 segment;                // number of tokens of a row that a CTA reads, a multiple of SAMPLING_TILE
 };
 
 // Flags of a SamplingRow.
@@ -502,3 +521,9 @@ constexpr u32 SAMPLING_STATUS_EXHAUSTED = 1;
 constexpr u32 SAMPLING_NONE = 0xffffffffu;
 // Maximum number of tokens that a row may report.
 constexpr u32 SAMPLING_MAX_TOP = 1024;
+// Number of tokens that a CTA loads at once.
+constexpr u32 SAMPLING_TILE = 1024;
+// Number of parts into which the tokens of a row are divided by their logits.
+constexpr u32 SAMPLING_BINS = 1024;
+// Maximum number of tokens in a row's list.
+constexpr u32 SAMPLING_LIST = 2048;

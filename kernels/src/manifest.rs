@@ -30,7 +30,7 @@ pub use lora::{lora_expand, lora_expand_table, lora_pairs, lora_shrink};
 pub use rows::{
     Activation, NormMean, Pool, act, copy_blocks, embed, embed_add, gather_rows, glu, norm, pool_rows, table_runs,
 };
-pub use sampling::{sampling_adjust, sampling_draw, sampling_logprobs};
+pub use sampling::{sampling_adjust, sampling_draw, sampling_rank, sampling_report, sampling_scan, sampling_weigh};
 
 use crate::params::Params;
 use crate::sources::Source;

@@ -34,6 +34,8 @@
 //!
 //! A shift and a mask of a word therefore give the codes of four adjacent elements, one per byte.
 
+use std::ops::Range;
+
 use crate::params::{DevicePtr, QuantWeight};
 
 /// Storage type that stays quantised on the device, named as in GGUF.
@@ -245,10 +247,22 @@ impl QuantLayout {
 
     /// Returns the planes of a weight at the address `base`, a multiple of 16.
     pub fn planes(&self, base: DevicePtr) -> QuantWeight {
-        let mut bytes = self.format.plane_bytes();
-        bytes[3] += self.format.row_bytes();
+        let bytes = self.row_plane_bytes();
         let at = |plane: usize| if bytes[plane] == 0 { 0 } else { base + self.starts[plane] as u64 };
         QuantWeight { codes: at(0), high: at(1), scales: at(2), deltas: at(3) }
+    }
+
+    /// Returns the offset and the size of each plane of some rows.
+    pub fn pieces(&self, rows: Range<usize>) -> [(usize, usize); 4] {
+        let bytes = self.row_plane_bytes();
+        std::array::from_fn(|p| (self.starts[p] + rows.start * bytes[p], rows.len() * bytes[p]))
+    }
+
+    /// Returns the size of a row on the device for each plane.
+    fn row_plane_bytes(&self) -> [usize; 4] {
+        let mut bytes = self.format.plane_bytes().map(|bytes| bytes * self.row_blocks);
+        bytes[3] += self.format.row_bytes();
+        bytes
     }
 
     /// Converts the file's `blocks` to the device's layout in `out`.
@@ -256,14 +270,32 @@ impl QuantLayout {
     /// # Panics
     /// Panics if `blocks` is not the whole weight or `out` does not have [`QuantLayout::bytes`] bytes.
     pub fn repack(&self, blocks: &[u8], out: &mut [u8]) {
-        let size = self.format.block_bytes();
-        assert_eq!(blocks.len(), self.blocks * size, "the weight's blocks");
+        assert_eq!(blocks.len(), self.blocks * self.format.block_bytes(), "the weight's blocks");
         assert_eq!(out.len(), self.bytes(), "the weight's memory");
         out.fill(0);
+        self.write(blocks, [self.starts[0], self.starts[1], self.starts[2], self.starts[3]], out);
+    }
+
+    /// Converts the file's `blocks` of some rows to the planes of the device's layout in `out`, one after the other without
+    /// gaps: the [`QuantLayout::pieces`] of these rows.
+    ///
+    /// # Panics
+    /// Panics if `blocks` are no whole rows or `out` does not have the size of their planes.
+    pub fn repack_rows(&self, blocks: &[u8], out: &mut [u8]) {
+        let rows = blocks.len() / (self.row_blocks * self.format.block_bytes()).max(1);
+        assert_eq!(blocks.len(), rows * self.row_blocks * self.format.block_bytes(), "blocks of whole rows");
+        let [codes, high, scales, deltas] = self.row_plane_bytes().map(|bytes| bytes * rows);
+        assert_eq!(out.len(), codes + high + scales + deltas, "the memory of the rows");
+        self.write(blocks, [0, codes, codes + high, codes + high + scales], out);
+    }
+
+    /// Writes the planes of blocks, of which the first begins a row, at offsets of `out`.
+    fn write(&self, blocks: &[u8], starts: [usize; 4], out: &mut [u8]) {
+        let size = self.format.block_bytes();
         let bytes = self.format.plane_bytes();
         for (i, block) in blocks.chunks_exact(size).enumerate() {
             let mut plane = |p: usize, write: &mut dyn FnMut(&mut [u8])| {
-                write(&mut out[self.starts[p] + i * bytes[p]..][..bytes[p]]);
+                write(&mut out[starts[p] + i * bytes[p]..][..bytes[p]]);
             };
             match self.format {
                 QuantFormat::Q4_0
@@ -300,8 +332,7 @@ impl QuantLayout {
                     if i.is_multiple_of(self.row_blocks) {
                         let whole = f32::from_le_bytes([block[0], block[1], block[2], block[3]]);
                         let factor = nvfp4_factor(whole).to_le_bytes();
-                        out[self.starts[3] + i / self.row_blocks * factor.len()..][..factor.len()]
-                            .copy_from_slice(&factor);
+                        out[starts[3] + i / self.row_blocks * factor.len()..][..factor.len()].copy_from_slice(&factor);
                     }
                 }
                 QuantFormat::Mxfp4 => {
@@ -450,6 +481,31 @@ mod tests {
                 assert_eq!(set.len(), 1, "{format:?} bit {bit}");
                 assert!(seen.insert(set[0]), "{format:?} bit {bit} falls on another");
             }
+        }
+    }
+
+    #[test]
+    fn rows_are_repacked_as_a_part_of_the_whole() {
+        for format in QuantFormat::ALL {
+            let (rows, cols) = (7, 512);
+            let layout = QuantLayout::new(format, rows, cols).expect("whole blocks");
+            let row = cols / format.block_elements() * format.block_bytes();
+            let blocks: Vec<u8> = (0..rows * row).map(|i| (i * 89 + i / 251) as u8).collect();
+            let mut whole = vec![0; layout.bytes()];
+            layout.repack(&blocks, &mut whole);
+            let mut joined = vec![0; layout.bytes()];
+            for range in [0..3, 3..4, 4..7] {
+                let pieces = layout.pieces(range.clone());
+                let mut out = vec![0xff; pieces.iter().map(|piece| piece.1).sum()];
+                layout.repack_rows(&blocks[range.start * row..range.end * row], &mut out);
+                let mut rest = &out[..];
+                for (start, bytes) in pieces {
+                    let (these, others) = rest.split_at(bytes);
+                    joined[start..start + bytes].copy_from_slice(these);
+                    rest = others;
+                }
+            }
+            assert_eq!(joined, whole, "{format:?}");
         }
     }
 

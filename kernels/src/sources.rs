@@ -66,6 +66,8 @@ sources! {
     FILL = "cuda/fill.cu",
     /// Sampling.
     SAMPLING = "cuda/sampling.cu",
+    /// Log-probabilities of sampled tokens.
+    LOGPROBS = "cuda/logprobs.cu",
 }
 
 /// Headers that the sources include, by name.
@@ -77,6 +79,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("linear.h", include_str!("../include/linear.h")),
     ("rope.h", include_str!("../include/rope.h")),
     ("splits.h", include_str!("../include/splits.h")),
+    ("sampling.h", include_str!("../include/sampling.h")),
     ("quant.h", include_str!("../include/quant.h")),
     ("tiles.h", include_str!("../include/tiles.h")),
 ];

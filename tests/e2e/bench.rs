@@ -212,7 +212,7 @@ fn steps_and_kernels_are_measured_on_a_gpu() {
         "gather_rows",
         "qkv_post",
         "copy_blocks",
-        "sampling_draw",
+        "sampling",
         "mmvq_q4_0",
         "mmvq_q8_0",
         "dequantize_q4_1",

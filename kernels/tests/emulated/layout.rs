@@ -9,7 +9,7 @@ use octavo_kernels::params::{
     ExpertSumParams, FillParams, GateRowsParams, GatherRowsParams, GluParams, LatentPostParams, LinearParams,
     LoraPairsParams, LoraParams, LoraPart, MediaRowsParams, NormParams, PagedDecodeParams, Params, PatchesParams,
     PoolRowsParams, QkvPostParams, QuantLinearParams, QuantWeight, QuantizeParams, RouteParams, SamplingParams,
-    SamplingRow, SkinnyLinearParams, SortExpertsParams, TableRunsParams,
+    SamplingRow, SamplingState, SkinnyLinearParams, SortExpertsParams, TableRunsParams,
 };
 use octavo_kernels::sources::Source;
 
@@ -62,6 +62,7 @@ fn structs_lie_as_in_c() {
     check(layout::<LoraParams>);
     check(layout::<LoraPairsParams>);
     check(layout::<SamplingRow>);
+    check(layout::<SamplingState>);
     check(layout::<SamplingParams>);
     text += "}\n";
 

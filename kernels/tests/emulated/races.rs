@@ -171,10 +171,11 @@ const CASES: &[Case] = &[
     Case { name: "pairs with adapters", files: &["cuda/lora.cu"], run: lora::check_pairs },
     Case {
         name: "sampling",
-        files: &["cuda/sampling.cu"],
+        files: &["cuda/sampling.cu", "cuda/logprobs.cu", "sampling.h"],
         run: || {
             sampling::check_adjusted_again(&mut rng());
             sampling::check_drawn(8, &[130, 1100], &mut rng());
+            sampling::check_crowded(1100, &mut rng());
         },
     },
     Case {
@@ -237,7 +238,6 @@ const REDUNDANT: &[(&str, &str)] = &[
     ("cuda/experts.cu", "scores[i] /= sum;\n    __syncwarp();"),
     ("cuda/experts.cu", "values[i] = 0.0f;\n    __syncwarp();"),
     // All callers have a barrier between this and the next use of the same shared memory.
-    ("cuda/sampling.cu", "keys[threadIdx.x] : 0;\n        __syncthreads();"),
     ("gpu.h", "result = fmaxf(result, scratch[warp]);\n    __syncthreads();"),
 ];
 

@@ -1,16 +1,16 @@
 //! Compares sampling with the scalar definition of `octavo_ops::sampling`.
 
 use octavo_kernels::emulation::Order;
-use octavo_kernels::manifest;
+use octavo_kernels::manifest::{self, Instance};
 use octavo_kernels::params::{
-    SAMPLING_ADJUST, SAMPLING_LOGPROBS, SAMPLING_NONE, SAMPLING_PADDING, SAMPLING_STATUS_EXHAUSTED, SamplingParams,
-    SamplingRow,
+    SAMPLING_ADJUST, SAMPLING_BINS, SAMPLING_LIST, SAMPLING_LOGPROBS, SAMPLING_NONE, SAMPLING_PADDING,
+    SAMPLING_STATUS_EXHAUSTED, SAMPLING_TILE, SamplingParams, SamplingRow, SamplingState,
 };
 use octavo_ops::sampling::{SampleParams, SampleRow, SampledToken, Sampler, TokenCounts, TokenLogprobs};
 use octavo_ops::testing::TestRng;
 
 use crate::common::{in_every_order, launch, rng};
-use crate::launcher::{Kernels, address, address_mut, on_device};
+use crate::launcher::{Kernels, address, address_mut, finds_races, on_device};
 use crate::support::pick;
 
 /// Number of entries in a row of reported tokens.
@@ -122,12 +122,27 @@ impl Lists {
     }
 }
 
-struct Sampling(Kernels);
+/// The kernels, in the order of their launches.
+fn instances() -> [Instance; 6] {
+    [
+        manifest::sampling_adjust(),
+        manifest::sampling_scan(),
+        manifest::sampling_weigh(),
+        manifest::sampling_draw(),
+        manifest::sampling_rank(),
+        manifest::sampling_report(),
+    ]
+}
+
+/// The kernels with the number of tokens of a segment.
+struct Sampling {
+    kernels: Kernels,
+    segment: u32,
+}
 
 impl Sampling {
     fn new() -> Self {
-        let instances = [manifest::sampling_adjust(), manifest::sampling_draw(), manifest::sampling_logprobs()];
-        Self(Kernels::new(&instances))
+        Self { kernels: Kernels::new(&instances()), segment: SAMPLING_TILE }
     }
 
     /// Returns tokens and statuses of rows of `vocab` logits each.
@@ -151,6 +166,12 @@ impl Sampling {
         ids[..lists.before.len()].copy_from_slice(&lists.before);
         let (mut logprobs, mut top_ids) = (vec![f32::NAN; rows], vec![poison; rows * TOP_STRIDE]);
         let mut top_logprobs = vec![f32::NAN; rows * TOP_STRIDE];
+        let segments = vocab.div_ceil(self.segment as usize);
+        let mut states = vec![SamplingState::default(); rows];
+        let mut parts = vec![u64::MAX; rows * 2 * segments];
+        let mut masses = vec![0u64; rows * SAMPLING_BINS as usize];
+        let mut counts = vec![0u32; rows * SAMPLING_BINS as usize];
+        let mut lists_of = vec![u64::MAX; rows * SAMPLING_LIST as usize];
         let params = SamplingParams {
             logits: address(&logits),
             adjusted: address_mut(&mut adjusted),
@@ -169,16 +190,23 @@ impl Sampling {
             top_counts: address_mut(&mut top_counts),
             top_ids: address_mut(&mut top_ids),
             top_logprobs: address_mut(&mut top_logprobs),
+            states: address_mut(&mut states),
+            parts: address_mut(&mut parts),
+            masses: address_mut(&mut masses),
+            counts: address_mut(&mut counts),
+            lists: address_mut(&mut lists_of),
             rows: rows as u32,
             vocab: vocab as u32,
             row_stride: stride as u32,
             mask_words: vocab.div_ceil(32) as u32,
             top_stride: TOP_STRIDE as u32,
-            reserved: 0,
+            segment: self.segment,
         };
-        for instance in [manifest::sampling_adjust(), manifest::sampling_draw(), manifest::sampling_logprobs()] {
-            launch(&self.0, order, &instance, params.grid(), &params);
+        for instance in instances() {
+            launch(&self.kernels, order, &instance, params.grid(), &params);
         }
+        assert!(states.iter().all(|state| (state.ticket, state.listed) == (0, 0)), "the next launches begin with 0");
+        assert!(masses.iter().all(|mass| *mass == 0) && counts.iter().all(|count| *count == 0), "bins are cleared");
         let bits = |row: &[f32]| row.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         assert!(bits(&logits) == bits(&padded), "the model's logits are only read");
 
@@ -337,6 +365,7 @@ pub(crate) fn check_adjusted_again(rng: &mut TestRng) {
     check_rows(&[asked], &draw_logits(rng, vocab), vocab);
 }
 
+/// Checks rows in segments of one tile, in every order of threads, and in longer segments.
 fn check_rows(asked: &[Asked], logits: &[f32], vocab: usize) {
     let (kernels, mut sampler) = (Sampling::new(), Sampler::new());
     let found = in_every_order(|order| {
@@ -345,12 +374,41 @@ fn check_rows(asked: &[Asked], logits: &[f32], vocab: usize) {
     });
     let tokens = kernels.sample(Order::Forward, logits, vocab, asked);
     assert_eq!(format!("{tokens:?}"), found);
+    if !finds_races() {
+        let longer = Sampling { segment: 3 * SAMPLING_TILE, ..kernels };
+        assert_eq!(format!("{:?}", longer.sample(Order::Forward, logits, vocab, asked)), found, "longer segments");
+    }
     for (r, (asked, (token, _))) in asked.iter().zip(&tokens).enumerate() {
         let logits = &logits[r * vocab..][..vocab];
         let context = format!("vocabulary {vocab}, row {r}: {asked:?}");
         let expected = expected(&mut sampler, logits, asked, token.id, &context);
         assert_same(token, &expected, &context);
     }
+}
+
+/// Returns rows whose filters end among many tokens: equal ones, more than a list holds, and nearly equal ones.
+fn crowded(vocab: usize, rng: &mut TestRng) -> (Vec<Asked>, Vec<f32>) {
+    let filters =
+        [(1.0, 0, 0.7), (1.0, 900, 1.0), (1.0, 2500, 0.6), (40.0, 0, 0.3), (40.0, 700, 0.9), (0.02, 50, 0.99)];
+    let asked = filters.map(|(temperature, top_k, top_p)| {
+        let seed = rng.next_u64();
+        let params = SampleParams { temperature, top_k, top_p, logprobs: Some(7), seed, ..SampleParams::default() };
+        Asked { params, ..Asked::default() }
+    });
+    let kinds: [fn(usize) -> f32; 3] = [|_| 0.5, |id| (id % 2) as f32, |id| 1.0 + (id * 7919 % 4096) as f32 * 1e-6];
+    let logits = (0..asked.len()).flat_map(|row| (0..vocab).map(move |id| kinds[row % 3](id))).collect();
+    (asked.to_vec(), logits)
+}
+
+/// Checks rows of [`crowded`].
+pub(crate) fn check_crowded(vocab: usize, rng: &mut TestRng) {
+    let (asked, logits) = crowded(vocab, rng);
+    check_rows(&asked, &logits, vocab);
+}
+
+#[test]
+fn filters_that_end_among_many_tokens_are_the_definitions() {
+    [700, 5200].into_iter().for_each(|vocab| check_crowded(vocab, &mut rng()));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use octavo_kernels::manifest::Dtype;
-use octavo_kernels::params::{KV_BLOCK, MAX_HEAD_SIZE, MAX_LATENT_SIZE, SamplingRow};
+use octavo_kernels::params::{KV_BLOCK, MAX_HEAD_SIZE, MAX_LATENT_SIZE, SamplingParams, SamplingRow};
 use octavo_kernels::parts::PARTED_CTAS;
 use octavo_kernels::plan::{PrefillPlan, most_splits};
 use octavo_ops::{BackendError, BufferId, HeadShape, KvGroup, Op, Program, ProgramKind, Rope, Rows, Values};
@@ -169,6 +169,12 @@ pub(crate) struct RopeTables {
 pub(crate) struct Sampling {
     /// Logits after bias, masks and penalties.
     pub(crate) adjusted: Region,
+    /// Number of rows for which there is scratch memory.
+    pub(crate) room: usize,
+    /// Scratch memory of the kernels that is zero between steps.
+    pub(crate) zeroed: Region,
+    /// Other scratch memory of the kernels.
+    pub(crate) scratch: Region,
     /// Rows and lists, in the form in which they are copied.
     pub(crate) input: Region,
     /// Tokens and reported log-probabilities, in the form in which they are copied back.
@@ -217,6 +223,9 @@ impl Layout {
         let counts_room = CountsRoom::new(program.vocab_size, limits);
         let sampling = Sampling {
             adjusted: plan.take(limits.rows as u64 * logits_stride(program.vocab_size) * floats),
+            room: limits.rows,
+            zeroed: plan.take((limits.rows * SamplingParams::ZEROED_BYTES) as u64),
+            scratch: plan.take((limits.rows * SamplingParams::scratch_bytes(program.vocab_size)) as u64),
             input: plan.take(words(sampling_words(program.vocab_size, limits.rows))),
             output: plan.take(words(limits.rows * (5 + 2 * REPORTED))),
             counts: (plan.take(words(counts_room.words())), plan.take(words(counts_room.change_words()))),
@@ -409,7 +418,7 @@ mod tests {
                 images.plan.bytes() - images.weight_bytes,
                 CONTEXT as u64 * row,
             ];
-            assert_eq!(found.map(|bytes| bytes >> 20), [15_623, 1040, 1100, 1311, 256], "MiB, {dtype:?}");
+            assert_eq!(found.map(|bytes| bytes >> 20), [15_623, 1054, 1100, 1311, 256], "MiB, {dtype:?}");
         }
     }
 }

@@ -54,6 +54,7 @@ mod tables;
 pub mod testing;
 mod texts;
 mod tuning;
+mod uploads;
 mod weights;
 
 pub use backend::CudaBackend;

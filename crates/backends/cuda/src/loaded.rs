@@ -8,7 +8,7 @@ use octavo_ops::{BackendError, Program, ProgramKind, StepBatch, WeightSource};
 
 use crate::arena::Arena;
 use crate::build::{Builder, Instances};
-use crate::driver::{Gpu, Pinned};
+use crate::driver::Gpu;
 use crate::dummy::Fill;
 use crate::float8::Scaling;
 use crate::forward::{Machine, Scratch};
@@ -20,7 +20,8 @@ use crate::linear::Setting;
 use crate::lower::Lowering;
 use crate::tables::{Tables, TablesAt};
 use crate::tuning::{self, TuningFile};
-use crate::weights::{Loader, STAGING_WORDS};
+use crate::uploads::Uploads;
+use crate::weights::Loader;
 use crate::{CudaConfig, Memory};
 
 /// Number of bytes left to the driver under a share of the memory, for code, stacks and graphs.
@@ -234,18 +235,20 @@ fn load_weights(
     progress: &mut dyn FnMut(u64),
 ) -> Result<HashMap<u64, Scaling>, BackendError> {
     let (gpu, dtype) = (opened.gpu, opened.dtype);
-    let mut staging = Pinned::new(gpu, STAGING_WORDS)?;
     let mut read = 0;
     let mut advance = |bytes: usize| {
         read += bytes as u64;
         progress(read);
     };
-    let (scalings, staging, progress) = (HashMap::new(), &mut staging, &mut advance);
-    let mut loader = Loader { gpu, arena, dtype, source, staging, scalings, fill, progress };
-    for (weight, placed) in program.weights.iter().zip(&layout.weights) {
-        loader.load(weight, placed)?;
-    }
-    let scalings = loader.scalings;
+    let scalings = std::thread::scope(|scope| -> Result<_, BackendError> {
+        let (uploads, scalings) = (Uploads::new(gpu, scope)?, HashMap::new());
+        let mut loader = Loader { gpu, arena, dtype, source, uploads, scalings, fill, progress: &mut advance };
+        for (weight, placed) in program.weights.iter().zip(&layout.weights) {
+            loader.load(weight, placed)?;
+        }
+        loader.uploads.finish()?;
+        Ok(loader.scalings)
+    })?;
     for RopeTables { rope, cosine, sine, streams } in &layout.ropes {
         let pairs = rope.inv_freq.len();
         let positions = cosine.bytes as usize / (pairs * size_of::<f32>());
@@ -262,10 +265,8 @@ fn load_weights(
             gpu.write(arena.at(*region), &table)?;
         }
     }
-    for tickets in [layout.partial.2, layout.part_tickets] {
-        gpu.zero(arena.at(tickets), tickets.bytes)?;
+    for region in [layout.partial.2, layout.part_tickets, layout.sampling.zeroed] {
+        gpu.zero(arena.at(region), region.bytes)?;
     }
-    // The staging memory is still being read.
-    gpu.synchronize()?;
     Ok(scalings)
 }

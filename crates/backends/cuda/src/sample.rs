@@ -31,8 +31,11 @@ const ALIGNMENT: usize = 4;
 pub(crate) struct SampleKernels {
     counts: KernelId,
     adjust: KernelId,
+    scan: KernelId,
+    weigh: KernelId,
     draw: KernelId,
-    logprobs: KernelId,
+    rank: KernelId,
+    report: KernelId,
 }
 
 impl SampleKernels {
@@ -40,9 +43,27 @@ impl SampleKernels {
         Self {
             counts: instances.id(manifest::table_runs()),
             adjust: instances.id(manifest::sampling_adjust()),
+            scan: instances.id(manifest::sampling_scan()),
+            weigh: instances.id(manifest::sampling_weigh()),
             draw: instances.id(manifest::sampling_draw()),
-            logprobs: instances.id(manifest::sampling_logprobs()),
+            rank: instances.id(manifest::sampling_rank()),
+            report: instances.id(manifest::sampling_report()),
         }
+    }
+
+    /// Returns the kernels that the rows of a step need, in the order of their launches.
+    fn needed(&self, rows: &[SamplingRow], vocab: u32) -> impl Iterator<Item = KernelId> {
+        let any = |needs: &dyn Fn(&SamplingRow) -> bool| rows.iter().any(needs);
+        [
+            (self.adjust, any(&|row| row.flags & SAMPLING_ADJUST != 0)),
+            (self.scan, true),
+            (self.weigh, any(&SamplingRow::is_drawn)),
+            (self.draw, any(&|row| row.is_filtered(vocab))),
+            (self.rank, any(&|row| row.flags & SAMPLING_LOGPROBS != 0)),
+            (self.report, any(&SamplingRow::reports_top)),
+        ]
+        .into_iter()
+        .filter_map(|(kernel, is_needed)| is_needed.then_some(kernel))
     }
 }
 
@@ -215,6 +236,10 @@ pub(crate) struct Sampling {
     kernels: Option<SampleKernels>,
     logits: u64,
     adjusted: u64,
+    /// Scratch memory for so many rows: that which is zero between steps, and the rest.
+    room: usize,
+    zeroed: u64,
+    scratch: u64,
     /// Device address of rows and lists, and of the results. Each step reads and writes them in turn.
     input: u64,
     output: u64,
@@ -251,6 +276,9 @@ impl Sampling {
             kernels,
             logits,
             adjusted: arena.at(regions.adjusted),
+            room: regions.room,
+            zeroed: arena.at(regions.zeroed),
+            scratch: arena.at(regions.scratch),
             input: arena.at(regions.input),
             output: arena.at(regions.output),
             vocab,
@@ -321,13 +349,8 @@ impl Sampling {
         if !batch.rows.is_empty() {
             let kernels = self.kernels.ok_or_else(|| failed("the model predicts no tokens"))?;
             let params = self.upload(machine)?;
-            let flags = self.slots[self.next].flags();
-            if flags & SAMPLING_ADJUST != 0 {
-                machine.launch(kernels.adjust, params.grid(), &params)?;
-            }
-            machine.launch(kernels.draw, params.grid(), &params)?;
-            if flags & SAMPLING_LOGPROBS != 0 {
-                machine.launch(kernels.logprobs, params.grid(), &params)?;
+            for kernel in kernels.needed(&self.slots[self.next].rows, params.vocab) {
+                machine.launch(kernel, params.grid(), &params)?;
             }
             self.draw_on_host(machine, batch)?;
             let slot = &mut self.slots[self.next];
@@ -401,7 +424,7 @@ impl Sampling {
         let [bias_ids, bias_values, forbidden_ids, listed_ids, masks] = arrays;
         let [count_ids, count_times] = self.counts.arrays();
         let output = |words: usize| self.output + (words * size_of::<u32>()) as u64;
-        Ok(SamplingParams {
+        let params = SamplingParams {
             logits: self.logits,
             adjusted: self.adjusted,
             rows_of: self.input,
@@ -424,8 +447,10 @@ impl Sampling {
             row_stride: logits_stride(self.vocab) as u32,
             mask_words: self.vocab.div_ceil(32) as u32,
             top_stride: slot.stride as u32,
-            reserved: 0,
-        })
+            segment: SamplingParams::segment_for(rows as u32, self.vocab as u32),
+            ..SamplingParams::default()
+        };
+        Ok(params.with_scratch(self.room, self.zeroed, self.scratch))
     }
 
     /// Samples the rows for which there was no memory and copies the tokens to the device. Waits for the step.

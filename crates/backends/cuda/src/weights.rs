@@ -1,6 +1,9 @@
 //! Copying of weights from a checkpoint to the device.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
 
 use half::{bf16, f16};
 use octavo_kernels::manifest::Dtype;
@@ -11,14 +14,12 @@ use octavo_ops::{
 };
 
 use crate::arena::{Arena, Plan, Region};
-use crate::driver::{Gpu, Pinned};
+use crate::driver::Gpu;
 use crate::dummy::Fill;
 use crate::float8::{Scaling, most_scales, shared_scales};
 use crate::linear::Setting;
-use crate::{failed, integers, unsupported};
-
-/// Number of words of host memory through which weights are copied.
-pub(crate) const STAGING_WORDS: usize = 4 << 20;
+use crate::uploads::{Piece, Uploads};
+use crate::{integers, unsupported};
 
 /// Location and layout of a weight.
 #[derive(Clone, Debug)]
@@ -201,8 +202,8 @@ pub(crate) struct Loader<'a> {
     pub(crate) arena: &'a Arena,
     pub(crate) dtype: Dtype,
     pub(crate) source: &'a dyn WeightSource,
-    /// Staging memory of [`STAGING_WORDS`].
-    pub(crate) staging: &'a mut Pinned,
+    /// Copies under way.
+    pub(crate) uploads: Uploads<'a>,
     /// Which elements share a scale, by the address of the scales.
     pub(crate) scalings: HashMap<u64, Scaling>,
     /// Generator of dummy weights, if the source uses them.
@@ -211,7 +212,7 @@ pub(crate) struct Loader<'a> {
     pub(crate) progress: &'a mut dyn FnMut(usize),
 }
 
-impl Loader<'_> {
+impl<'a> Loader<'a> {
     /// Loads one weight.
     pub(crate) fn load(&mut self, weight: &Weight, placed: &Placed) -> Result<(), BackendError> {
         match placed {
@@ -271,17 +272,11 @@ impl Loader<'_> {
             }
             let data = plain(part.read(weight.cols, self.source)?)
                 .map_err(|storage| unsupported(format!("the vector '{}' stored as {storage}", part.tensor)))?;
-            let size = data.storage.block_bytes();
+            let (size, tensor) = (data.storage.block_bytes(), Arc::<str>::from(part.tensor.as_str()));
+            let data = Arc::new(data);
             for &(region, dtype) in targets {
-                let mut at = self.arena.at(region) + (elements * dtype.bytes()) as u64;
-                // A chunk has as many elements as fit the staging memory, an even number.
-                for chunk in data.bytes.chunks(self.staging.len() * size_of::<u32>() / size_of::<f32>() * size) {
-                    let count = chunk.len() / size;
-                    self.upload(at, count * dtype.bytes(), &part.tensor, |out| {
-                        convert(data.storage, chunk, dtype, out)
-                    })?;
-                    at += (count * dtype.bytes()) as u64;
-                }
+                let at = self.arena.at(region) + (elements * dtype.bytes()) as u64;
+                self.upload_plain(&data, &tensor, dtype, at)?;
             }
             let count = data.bytes.len() / size;
             (self.progress)(part.storage.bytes_for(count).unwrap_or(0));
@@ -290,6 +285,7 @@ impl Loader<'_> {
         Ok(())
     }
 
+    /// Loads the rows of a quantised matrix, one part after the other.
     fn load_quantised(
         &mut self,
         weight: &Weight,
@@ -297,60 +293,85 @@ impl Loader<'_> {
         part: &Part,
         (format, layout): (QuantFormat, QuantLayout),
     ) -> Result<(), BackendError> {
-        let read = |part: &WeightPart| {
-            part.read(weight.cols, self.source).map(|data| match format_of(data.storage) == Some(format) {
+        let source = self.source;
+        let read = |part: &WeightPart| -> Result<Cow<'a, [u8]>, WeightError> {
+            part.read(weight.cols, source).map(|data| match format_of(data.storage) == Some(format) {
                 true => data.bytes,
                 false => integers::widened(data.storage, &data.bytes).into(),
             })
         };
-        let blocks = match parts {
-            [part] => read(part)?,
-            parts => parts.iter().map(read).collect::<Result<Vec<_>, _>>()?.concat().into(),
-        };
-        if let Some(region) = part.scales
-            && let Some((scaling, scales)) = shared_scales(&blocks, part.rows, weight.cols)
-        {
-            let at = self.arena.at(region);
-            self.gpu.write(at, &scales.into_iter().map(f32::to_bits).collect::<Vec<_>>())?;
-            self.scalings.insert(at, scaling);
+        let to = self.arena.at(part.region);
+        // Elements of several parts may share a scale.
+        if let Some(region) = part.scales {
+            let blocks = match parts {
+                [part] => read(part)?,
+                parts => parts.iter().map(read).collect::<Result<Vec<_>, _>>()?.concat().into(),
+            };
+            if let Some((scaling, scales)) = shared_scales(&blocks, part.rows, weight.cols) {
+                let at = self.arena.at(region);
+                self.gpu.write(at, &scales.into_iter().map(f32::to_bits).collect::<Vec<_>>())?;
+                self.scalings.insert(at, scaling);
+            }
+            return self.upload_rows(blocks, layout, 0..part.rows, to);
         }
-        let mut out = vec![0; layout.bytes()];
-        layout.repack(&blocks, &mut out);
-        let mut at = self.arena.at(part.region);
-        for chunk in out.chunks(self.staging.len() * size_of::<u32>()) {
-            self.upload(at, chunk.len(), &parts[0].tensor, |out| {
-                out.copy_from_slice(chunk);
-                true
-            })?;
-            at += chunk.len() as u64;
+        let mut rows = 0..0;
+        for part in parts {
+            rows = rows.end..rows.end + part.rows;
+            self.upload_rows(read(part)?, layout, rows.clone(), to)?;
         }
-        (self.progress)(blocks.len());
         Ok(())
     }
 
-    /// Copies the output of `fill`, which returns whether the numbers could be represented in their type.
-    fn upload(
+    /// Lets threads convert plain numbers to a type and copies them.
+    fn upload_plain(
         &mut self,
-        at: u64,
-        bytes: usize,
-        tensor: &str,
-        fill: impl FnOnce(&mut [u8]) -> bool,
+        data: &Arc<TensorData<'a>>,
+        tensor: &Arc<str>,
+        dtype: Dtype,
+        to: u64,
     ) -> Result<(), BackendError> {
-        let words = bytes.div_ceil(size_of::<u32>());
-        let staging = self.staging.get_mut(..words).ok_or_else(|| failed("the staging memory is too small"))?;
-        if !fill(&mut bytes_of(staging)[..bytes]) {
-            let reason = "it has values beyond the range of float16: use --dtype float32".to_owned();
-            return Err(WeightError::Invalid { name: tensor.to_owned(), reason }.into());
+        let (size, out_size) = (data.storage.block_bytes(), dtype.bytes());
+        let (count, most) = (data.bytes.len() / size, Uploads::BUFFER_BYTES / out_size);
+        for first in (0..count).step_by(most) {
+            let range = first..count.min(first + most);
+            let piece = Piece { to: to + (first * out_size) as u64, bytes: range.len() * out_size };
+            let (data, tensor) = (data.clone(), tensor.clone());
+            self.uploads.push(vec![piece], move |out| {
+                if convert(data.storage, &data.bytes[range.start * size..range.end * size], dtype, out) {
+                    return Ok(());
+                }
+                let reason = "it has values beyond the range of float16: use --dtype float32".to_owned();
+                Err(WeightError::Invalid { name: tensor.to_string(), reason })
+            })?;
         }
-        // Regions are aligned to more than a word, so that the rest of the last word overwrites nothing.
-        self.gpu.upload(at, self.staging, words)?;
-        Ok(self.gpu.synchronize()?)
+        Ok(())
     }
-}
 
-pub(crate) fn bytes_of(words: &mut [u32]) -> &mut [u8] {
-    // SAFETY: numbers have no padding; bytes have no alignment; the borrow is exclusive.
-    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), size_of_val(words)) }
+    /// Lets threads repack some rows of a quantised matrix and copies them.
+    fn upload_rows(
+        &mut self,
+        blocks: Cow<'a, [u8]>,
+        layout: QuantLayout,
+        rows: Range<usize>,
+        to: u64,
+    ) -> Result<(), BackendError> {
+        let (read, row) = (blocks.len(), blocks.len() / rows.len().max(1));
+        let out_row: usize = layout.pieces(0..1).iter().map(|piece| piece.1).sum();
+        let most = (Uploads::BUFFER_BYTES / out_row.max(1)).max(1);
+        let blocks = Arc::new(blocks);
+        for first in rows.clone().step_by(most) {
+            let range = first..rows.end.min(first + most);
+            let planes = layout.pieces(range.clone()).into_iter().filter(|(_, bytes)| *bytes > 0);
+            let pieces = planes.map(|(start, bytes)| Piece { to: to + start as u64, bytes }).collect();
+            let (blocks, start) = (blocks.clone(), (first - rows.start) * row);
+            self.uploads.push(pieces, move |out| {
+                layout.repack_rows(&blocks[start..start + range.len() * row], out);
+                Ok(())
+            })?;
+        }
+        (self.progress)(read);
+        Ok(())
+    }
 }
 
 /// Returns a tensor as plain numbers.
@@ -368,9 +389,23 @@ fn plain(data: TensorData<'_>) -> Result<TensorData<'_>, StorageType> {
     Ok(TensorData { storage: StorageType::F32, shape: data.shape, bytes })
 }
 
-/// Converts elements to another type. Returns `false` if a finite one has become infinite.
+/// Returns whether elements of a type are stored in that type.
+fn is_stored_as(storage: StorageType, dtype: Dtype) -> bool {
+    let own = match dtype {
+        Dtype::F32 => StorageType::F32,
+        Dtype::F16 => StorageType::F16,
+        Dtype::Bf16 => StorageType::BF16,
+    };
+    storage == own
+}
+
+/// Converts elements to a type. Returns `false` if a finite one has become infinite.
 fn convert(storage: StorageType, bytes: &[u8], dtype: Dtype, out: &mut [u8]) -> bool {
     match storage {
+        _ if is_stored_as(storage, dtype) => {
+            out.copy_from_slice(bytes);
+            true
+        }
         StorageType::F16 => {
             write_numbers(bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()), dtype, out)
         }
@@ -418,6 +453,17 @@ mod tests {
         let mut back = vec![0; 12];
         assert!(convert(StorageType::BF16, &out, Dtype::F32, &mut back));
         assert_eq!(back, from);
+    }
+
+    #[test]
+    fn numbers_of_the_own_type_keep_their_bits() {
+        // A conversion would make the NaN a quiet one.
+        let bits: Vec<u8> = [0x7f81u16, 0xff80, 0x8000, 0x0001].iter().flat_map(|x| x.to_le_bytes()).collect();
+        for (storage, dtype) in [(StorageType::BF16, Dtype::Bf16), (StorageType::F16, Dtype::F16)] {
+            let mut out = vec![0; bits.len()];
+            assert!(convert(storage, &bits, dtype, &mut out));
+            assert_eq!(out, bits);
+        }
     }
 
     #[test]

@@ -126,6 +126,28 @@ impl<'a> Cases<'a> {
         self.push(name, work, false, Box::new(launch));
     }
 
+    /// Adds kernels that are launched one after the other with the same parameters and grid.
+    pub(super) fn sequence<P: Params + 'static>(
+        &mut self,
+        name: &str,
+        instances: impl IntoIterator<Item = Instance>,
+        work: Work,
+        make: impl Fn(At) -> (P, [u32; 3]) + 'static,
+    ) {
+        if !self.wants(name, &work.what) {
+            return;
+        }
+        let ids: Vec<_> = instances.into_iter().map(|instance| self.instances.id(instance)).collect();
+        let launch = move |launcher: &Launcher, at: At| {
+            let (params, grid) = make(at);
+            ids.iter().try_for_each(|id| {
+                let kernel = launcher.kernels.get(*id);
+                Ok(launcher.gpu.launch(kernel, grid, kernel.shared, &params)?)
+            })
+        };
+        self.push(name.to_owned(), work, false, Box::new(launch));
+    }
+
     /// Adds a product of cuBLASLt.
     pub(super) fn library(&mut self, shape: Shape, rows: u32, work: Work, make: impl Fn(At) -> Operands + 'static) {
         const NAME: &str = "cublasLt";

@@ -1,9 +1,9 @@
 //! Cases of kernels for single rows, of the copy of KV blocks, and of sampling.
 
-use octavo_kernels::manifest::{self, Activation, NormMean};
+use octavo_kernels::manifest::{self, Activation, Instance, NormMean};
 use octavo_kernels::params::{
     CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, KV_BLOCK, NormParams, Params, QkvPostParams,
-    SamplingParams, SamplingRow,
+    SAMPLING_LOGPROBS, SamplingParams, SamplingRow,
 };
 
 use super::cases::{Cases, Tables, Work, counted};
@@ -16,6 +16,9 @@ const POSITIONS: usize = 4096;
 
 /// Number of blocks that are copied.
 const COPIED: usize = 32;
+
+/// Number of the most likely tokens that a row reports.
+const REPORTED: usize = 20;
 
 impl Cases<'_> {
     pub(super) fn rows(&mut self) {
@@ -177,38 +180,56 @@ impl Cases<'_> {
     }
 
     pub(super) fn sampling(&mut self) {
-        let drawn = SamplingRow { temperature: 1.0, top_p: 0.9, top_k: 50, ..SamplingRow::GREEDY };
+        let drawn = SamplingRow { temperature: 1.0, ..SamplingRow::GREEDY };
+        let filtered = SamplingRow { top_p: 0.9, top_k: 50, ..drawn };
+        let reported = SamplingRow { flags: SAMPLING_LOGPROBS, top: REPORTED as u32, ..SamplingRow::GREEDY };
+        let [scan, weigh, draw] = [manifest::sampling_scan(), manifest::sampling_weigh(), manifest::sampling_draw()];
+        let [rank, report] = [manifest::sampling_rank(), manifest::sampling_report()];
         for rows in self.bench.batch_sizes.clone() {
-            for (how, row) in [("greedy", SamplingRow::GREEDY), ("top-k 50, top-p 0.9", drawn)] {
-                self.draw(rows, how, row);
-            }
+            self.sample(rows, "greedy", SamplingRow::GREEDY, &[&scan]);
+            self.sample(rows, "drawn", drawn, &[&scan, &weigh]);
+            self.sample(rows, "top-k 50, top-p 0.9", filtered, &[&scan, &weigh, &draw]);
+            self.sample(rows, "log-probabilities", reported, &[&scan, &rank, &report]);
         }
     }
 
-    fn draw(&mut self, rows: usize, how: &str, row: SamplingRow) {
+    /// Adds the launches that sample rows of one kind.
+    fn sample(&mut self, rows: usize, how: &str, row: SamplingRow, launches: &[&Instance]) {
         let vocabulary = self.bench.vocab_size;
         let stride = logits_stride(vocabulary);
         let (mut plan, mut tables) = (Plan::default(), Tables::default());
         let logits = plan.take(rows as u64 * stride * size_of::<f32>() as u64);
-        let [ids, status] = [(); 2].map(|()| plan.take((rows * size_of::<u32>()) as u64));
+        let scratch = plan.take((rows * SamplingParams::scratch_bytes(vocabulary)) as u64);
+        // Token, status, log-probability, rank and count of a row, and its reported tokens.
+        let results = plan.take((rows * (5 + 2 * REPORTED) * size_of::<u32>()) as u64);
         let (words, _) = row.bytes().as_chunks();
         let words: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
         let rows_of = tables.add((0..rows).flat_map(|_| words.clone()));
+        let zeroed = tables.add(vec![0; rows * SamplingParams::ZEROED_BYTES / size_of::<u32>()]);
         let (what, bytes) =
             (format!("{how}, {vocabulary} tokens, {}", counted(rows, "row")), rows * vocabulary * size_of::<f32>());
         let work = Work { what, bytes, flops: 0, plan, tables };
-        self.kernel(manifest::sampling_draw(), work, move |at, _| {
+        self.sequence("sampling", launches.iter().map(|&instance| instance.clone()), work, move |at| {
+            let result = |array: usize| at.data(results) + (array * rows * size_of::<u32>()) as u64;
             let params = SamplingParams {
                 logits: at.data(logits),
                 rows_of: at.table(rows_of),
-                ids: at.data(ids),
-                status: at.data(status),
+                ids: result(0),
+                status: result(1),
+                logprobs: result(2),
+                ranks: result(3),
+                top_counts: result(4),
+                top_ids: result(5),
+                top_logprobs: result(5 + REPORTED),
                 rows: rows as u32,
                 vocab: vocabulary as u32,
                 row_stride: stride as u32,
                 mask_words: vocabulary.div_ceil(32) as u32,
+                top_stride: REPORTED as u32,
+                segment: SamplingParams::segment_for(rows as u32, vocabulary as u32),
                 ..SamplingParams::default()
             };
+            let params = params.with_scratch(rows, at.table(zeroed), at.data(scratch));
             (params, params.grid())
         });
     }

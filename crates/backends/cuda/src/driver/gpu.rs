@@ -1,6 +1,7 @@
 //! A device in use: its context, its one stream, and the operations on it.
 
 use std::ffi::{CString, c_void};
+use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
@@ -94,6 +95,11 @@ impl Gpu {
         self.send(to, &from[..words])
     }
 
+    /// Does the same with some of the bytes.
+    pub(crate) fn upload_bytes(&self, to: u64, from: &Pinned, range: Range<usize>) -> Result<(), DriverError> {
+        self.send(to, &from.bytes()[range])
+    }
+
     /// Copies any host memory to the device and waits for the copy. A device that shares the host's page tables may
     /// read the memory when the copy runs and not before the call returns, unlike others.
     pub(crate) fn write(&self, to: u64, from: &[u32]) -> Result<(), DriverError> {
@@ -101,7 +107,7 @@ impl Gpu {
         self.synchronize()
     }
 
-    fn send(&self, to: u64, from: &[u32]) -> Result<(), DriverError> {
+    fn send<T>(&self, to: u64, from: &[T]) -> Result<(), DriverError> {
         let bytes = size_of_val(from);
         if bytes == 0 {
             return Ok(());

@@ -71,6 +71,12 @@ impl Pinned {
         unsafe { start.write_bytes(0, words) };
         Ok(Self { gpu: gpu.clone(), start, words })
     }
+
+    /// Returns its bytes.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: numbers have no padding, and bytes have no alignment.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.words * size_of::<u32>()) }
+    }
 }
 
 impl std::ops::Deref for Pinned {

@@ -14,7 +14,8 @@ use crate::driver::Gpu;
 use crate::experts::is_routing;
 use crate::failed;
 use crate::staged::Staged;
-use crate::weights::{bytes_of, write_numbers};
+use crate::uploads::bytes_of;
+use crate::weights::write_numbers;
 
 /// Number of words that are copied at once.
 const STAGING_WORDS: usize = 1 << 20;

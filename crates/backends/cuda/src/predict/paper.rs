@@ -148,8 +148,8 @@ pub(super) struct PaperProgram {
     limits: Limits,
     plans: Plans,
     elements: ElementBytes,
-    /// Kernel that draws tokens.
-    draw: KernelId,
+    /// Kernel that finds the most likely tokens.
+    scan: KernelId,
     /// Whether decode steps are recorded.
     graphs: bool,
 }
@@ -179,7 +179,7 @@ impl PaperProgram {
         let mut lowering =
             Lowering { program, layout: &layout, arena: &arena, setting, instances: Instances::default() };
         let stages = lowering.stages()?;
-        let draw = lowering.instances.id(manifest::sampling_draw());
+        let scan = lowering.instances.id(manifest::sampling_scan());
         let scratch = Scratch::new(&arena, &layout);
         let sizes = Sizes { dtype, values: scratch.values };
         let launcher =
@@ -196,7 +196,7 @@ impl PaperProgram {
             limits,
             plans: if is_planned { Plans::Sequences } else { Plans::None },
             elements: ElementBytes { activation: element, kv: kv_element },
-            draw,
+            scan,
             graphs: config.graphs,
         })
     }
@@ -234,7 +234,7 @@ impl PaperProgram {
             }
             launches.extend(of_op);
         }
-        launches.extend(self.draw(batch.sampled_rows.len())?);
+        launches.extend(self.scan(batch.sampled_rows.len())?);
         Ok((launches, graph.is_some()))
     }
 
@@ -253,13 +253,15 @@ impl PaperProgram {
         TablesAt { address: self.arena.at(self.layout.tables.0), seats, stride }
     }
 
-    /// Returns the launch that draws the most likely token of each row.
-    fn draw(&self, rows: usize) -> Result<Vec<Launch>, BackendError> {
+    /// Returns the launch that takes the most likely token of each row.
+    fn scan(&self, rows: usize) -> Result<Vec<Launch>, BackendError> {
         if rows == 0 {
             return Ok(Vec::new());
         }
-        let params = SamplingParams { rows: rows as u32, ..SamplingParams::default() };
-        self.machine.launch(self.draw, params.grid(), &params)?;
+        let (rows_of, vocab) = (rows as u32, self.program.vocab_size as u32);
+        let segment = SamplingParams::segment_for(rows_of, vocab);
+        let params = SamplingParams { rows: rows_of, vocab, segment, ..SamplingParams::default() };
+        self.machine.launch(self.scan, params.grid(), &params)?;
         let bytes = (rows * self.program.vocab_size * size_of::<f32>()) as u64;
         Ok(self.machine.launcher.take(Work { activations: bytes, asked: bytes, ..Work::default() }))
     }

@@ -104,7 +104,9 @@ fn chain(source: Source, has_parts: bool) -> f64 {
         sources::ATTENTION_DECODE | sources::ATTENTION_DECODE_VOLTA | sources::ATTENTION_LATENT => 5.0,
         sources::ATTENTION_PREFILL | sources::ATTENTION_PREFILL_VOLTA | sources::ATTENTION_PLAIN => 3.0,
         sources::GEMM_SKINNY if has_parts => 3.0,
-        sources::ROWS | sources::QKV_POST | sources::SAMPLING => 2.0,
+        // The parameters of a row, a ticket, and the parts of the other CTAs.
+        sources::SAMPLING => 3.0,
+        sources::ROWS | sources::QKV_POST => 2.0,
         _ => 1.0,
     }
 }
@@ -270,8 +272,7 @@ impl ChipModel {
         let of_task = |n: u64| n as f64 / tasks;
         let (_, code) = figures::of(self.chip, &instance.name).unwrap_or_default();
         let (warps, threads) = (f64::from(instance.threads.div_ceil(32)), f64::from(instance.threads));
-        // The main loop of sampling is not that of the most likely token.
-        let known = code.instructions > 0 && work.asked > 0 && instance.source != sources::SAMPLING;
+        let known = code.instructions > 0 && work.asked > 0;
         let iterations = match work.iterations {
             0 if code.loaded > 0 => of_task(work.asked) / (f64::from(code.loaded) * threads),
             iterations => iterations as f64,

@@ -133,7 +133,7 @@ fn bytes_and_flops_are_those_of_the_sizes() {
     let narrow = times(H200, Dtype::Bf16, Some("paged_decode_bf16_d64_g8_e4m3"));
     assert_eq!((narrow.len(), narrow[1].bytes), (2, 2 * (300 * 2 * 128 + 2 * 2 * 256)));
     assert_eq!(of("paged_prefill", "a prompt of 70 tokens"), (2 * 70 * (2 * 128 + 2 * 256), 4 * 256 * 70 * 71 / 2));
-    assert_eq!(of("sampling_draw", "greedy, 101 tokens, 1 row").0, 101 * 4);
+    assert_eq!(of("sampling", "greedy, 101 tokens, 1 row").0, 101 * 4);
     // Q8_0 has 34 bytes for 32 weights.
     let values = times(H200, Dtype::Bf16, Some("dequantize_q8_0"));
     assert_eq!((values.len(), values[0].bytes), (1, 512 * 64 / 32 * 34 + 512 * 64 * 2));
