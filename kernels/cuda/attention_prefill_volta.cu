@@ -9,6 +9,7 @@
 #include "attention.h"
 
 constexpr u32 VOLTA_THREADS = 128;
+constexpr u32 VOLTA_QUERIES = 64;  // rows of a tile, whose heads are one
 constexpr u32 VOLTA_KEYS = 32;  // keys of a tile
 
 // A head of SIZE elements is padded to D with zeros, as in attention_prefill.cu.
@@ -147,7 +148,7 @@ DEVICE void paged_prefill_volta(const AttentionParams& p) {
     constexpr int D = Warp::D;
     DYNAMIC_SHARED(memory);
     f16* const queries = (f16*)memory;
-    f16* const keys = queries + PrefillTile::QUERIES * Warp::STRIDE;
+    f16* const keys = queries + VOLTA_QUERIES * Warp::STRIDE;
     f16* const values = keys + VOLTA_KEYS * Warp::STRIDE;
     f16* const weights = values + VOLTA_KEYS * Warp::STRIDE + warp_id() * 16 * Warp::WEIGHTS;
     const PrefillTile tile(p, blockIdx.x);
@@ -156,7 +157,7 @@ DEVICE void paged_prefill_volta(const AttentionParams& p) {
     const u64 stride = (u64)p.q_heads * SIZE, at = tile.row * stride + head * SIZE;
     const f16* q = (const f16*)p.q + at;
 
-    copy_rows<VOLTA_THREADS, PrefillTile::QUERIES, SIZE, D>(queries, 0, tile.queries, [&](u32 r) { return q + r * stride; });
+    copy_rows<VOLTA_THREADS, VOLTA_QUERIES, SIZE, D>(queries, 0, tile.queries, [&](u32 r) { return q + r * stride; });
     Warp warp;
     for (u32 key = tile.first / VOLTA_KEYS * VOLTA_KEYS; key < tile.keys; key += VOLTA_KEYS) {
         // Keys that no query sees are not read: they may belong to other sequences, and no weight removes a NaN.

@@ -272,6 +272,12 @@ inline bf16 to_bf16(float value) {
 inline u32 pack_pair(float low, float high, f16) { return (u32)to_f16(low).bits | (u32)to_f16(high).bits << 16; }
 inline u32 pack_pair(float low, float high, bf16) { return (u32)to_bf16(low).bits | (u32)to_bf16(high).bits << 16; }
 inline float exp2_fast(float x) { return exp2f(x); }
+inline u32 opaque(u32 number) { return number; }
+template <class T>
+T* one_address(T* shared) {
+    return shared;
+}
+inline float reciprocal_fast(float x) { return 1.0f / x; }
 // x86 permits misaligned accesses, and the sanitizers run only the small tests, so alignment is checked here.
 inline void check_access(const void* address, u32 bytes) {
     if ((uintptr_t)address % bytes != 0) emu::fail("a load or store at an address that is no multiple of its size");

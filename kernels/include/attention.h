@@ -18,7 +18,9 @@ DEVICE u32 first_key(const AttentionParams& p, u32 position) {
 // powers of two.
 DEVICE float scaled(const AttentionParams& p, float product) { return product * (p.scale * LOG2_E); }
 DEVICE float capped(const AttentionParams& p, float product) {
-    return p.softcap * LOG2_E * tanhf(product * p.scale / p.softcap);
+    // tanh(x) = 1 - 2 / (exp(2x) + 1)
+    const float cap = p.softcap * LOG2_E;
+    return cap - 2.0f * cap * reciprocal_fast(exp2_fast(product * (p.scale * (2.0f * LOG2_E) / p.softcap)) + 1.0f);
 }
 
 // Converts products to scores. The cap is tested once, because a branch at each score would serialise them.
@@ -74,10 +76,8 @@ struct Cache {
     DEVICE const T* at(u32 key) const { return base + blocks[key / KV_BLOCK] * block_stride + key % KV_BLOCK * key_stride; }
 };
 
-// A tile of prefill: up to QUERIES adjacent queries of one sequence, and the keys that any of them sees.
+// A tile of prefill: adjacent queries of one sequence, and the keys that any of them sees.
 struct PrefillTile {
-    static constexpr u32 QUERIES = 64;
-
     u32 row;        // row of the first query, in q and out
     u32 queries;    // number of queries
     u32 position;   // last position that the first query sees if it has no span, which may be beyond the keys
@@ -86,11 +86,11 @@ struct PrefillTile {
     const u32* blocks;
 
     DEVICE PrefillTile(const AttentionParams& p, u32 tile) {
-        const u32 sequence = p.plan[2 * tile], offset = p.plan[2 * tile + 1];
+        const u32 sequence = p.plan[3 * tile], offset = p.plan[3 * tile + 1];
         const u32 start = p.query_start[sequence], count = p.query_start[sequence + 1] - start;
         const u32 length = p.seq_lens[sequence];
         row = start + offset;
-        queries = min(QUERIES, count - offset);
+        queries = p.plan[3 * tile + 2];
         position = last_seen(p, length - count + offset, length);
         const u32 last = queries - 1;
         keys = length >= count ? min(seen_end(p, row + last, position + last), length) : 0;
@@ -101,16 +101,21 @@ struct PrefillTile {
     // Returns the first of the keys from `key` on that any query sees, relative to `key`.
     DEVICE u32 begin_in(u32 key) const { return first > key ? first - key : 0; }
 
-    // Returns whether query `query` of the tile sees the key.
-    DEVICE bool sees(const AttentionParams& p, u32 query, u32 key) const {
+    // Returns the first key that a query sees, and the place after the last one.
+    DEVICE u32 begin_of(const AttentionParams& p, u32 query) const { return first_key(p, position + query); }
+    DEVICE u32 end_of(const AttentionParams& p, u32 query) const {
         // Queries behind the last one of the tile have no row.
-        const u32 end = seen_end(p, row + min(query, queries - 1), position + query);
-        return key < end && key < keys && key >= first_key(p, position + query);
+        return min(seen_end(p, row + min(query, queries - 1), position + query), keys);
+    }
+
+    // Returns whether a query sees the key.
+    DEVICE bool sees(const AttentionParams& p, u32 query, u32 key) const {
+        return key < end_of(p, query) && key >= begin_of(p, query);
     }
 
     // Returns whether all queries see all of `count` keys from `key` on.
     DEVICE bool all_see(const AttentionParams& p, u32 key, u32 count) const {
-        return key + count <= keys && key + count <= position + 1 && key >= first_key(p, position + queries - 1);
+        return key + count <= keys && key + count <= position + 1 && key >= begin_of(p, queries - 1);
     }
 };
 

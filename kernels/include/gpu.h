@@ -109,6 +109,13 @@ DEVICE float exp2_fast(float x) {
     return result;
 }
 
+// Returns 1 / x to within one unit in the last place, 0 for infinity.
+DEVICE float reciprocal_fast(float x) {
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
 // Returns sum + a·b over four signed bytes.
 DEVICE int dot4(int a, int b, int sum) {
     int result;
@@ -182,6 +189,20 @@ DEVICE void check_access(const void*, u32) {}
 
 #ifdef HAS_SM75
 DEVICE u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
+
+// Returns a number of which the compiler knows nothing, so that it computes what follows from it where it is needed, and not
+// before a loop, in registers that the loop needs.
+DEVICE u32 opaque(u32 number) {
+    asm volatile("" : "+r"(number));
+    return number;
+}
+
+// Returns the pointer to shared memory as one number, so that a constant offset from it is a part of an instruction. The compiler
+// would rather add up the terms of each address.
+template <class T>
+DEVICE T* one_address(T* shared) {
+    return (T*)__cvta_shared_to_generic(opaque(shared_address(shared)));
+}
 
 // Starts copying 16 bytes to shared memory, or zeros if not `valid`. They are available after a cp_async_wait and a
 // barrier. The second-level cache fetches the whole line of 128 bytes, which a next stage reads, in one access of memory.

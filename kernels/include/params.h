@@ -231,7 +231,7 @@ struct AttentionParams {
     u32 lookahead;            // number of tokens after its own that a query sees, as far as they exist
     u32 value_size;           // head_size, or less if values are the first elements of the keys
     float value_scale;        // factor of the output
-    u32 reserved;
+    u32 tile_heads;           // adjacent heads of a tile of prefill, a divisor of q_heads / kv_heads
 };
 
 struct PagedDecodeParams {

@@ -87,7 +87,35 @@ impl DecodeTile {
     }
 }
 
-/// The tiles of prefill attention: two numbers per tile (sequence, its first query within the sequence's rows).
+/// A tile of prefill attention, whose rows are the heads of its queries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrefillTile {
+    /// Number of adjacent query heads, which share a KV head.
+    pub heads: u32,
+    /// Maximum number of queries.
+    pub queries: u32,
+}
+
+impl PrefillTile {
+    /// Number of queries that every tile has at least, unless its sequence has fewer.
+    pub const LEAST_QUERIES: u32 = 4;
+
+    /// Maximum number of heads: more would leave a tile few queries, and a plan many tiles.
+    const MOST_HEADS: u32 = 16;
+
+    /// Returns the tile of at most `rows` rows for layers with these numbers of query heads per KV head. Its heads divide each
+    /// of them, so that all layers have the same tiles.
+    pub fn new(rows: u32, groups: impl IntoIterator<Item = usize>) -> Self {
+        let common = |heads: u32| move |group: &usize| group.is_multiple_of(heads as usize);
+        let groups: Vec<usize> = groups.into_iter().collect();
+        let heads = (1..=Self::MOST_HEADS).rev().find(|&heads| groups.iter().all(common(heads))).unwrap_or(1);
+        let heads = if groups.is_empty() { 1 } else { heads };
+        Self { heads, queries: rows / heads }
+    }
+}
+
+/// The tiles of prefill attention: three numbers per tile (sequence, its first query within the sequence's rows, number of
+/// queries).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefillPlan {
     /// Number of tiles: the first dimension of the grid.
@@ -95,39 +123,53 @@ pub struct PrefillPlan {
 }
 
 impl PrefillPlan {
-    /// Number of queries in a tile.
-    pub const QUERIES: u32 = 64;
-
-    /// Appends the plan of all sequences to `out`, whose queries see keys on both sides.
-    pub fn write_segments(query_start: &[u32], out: &mut Vec<u32>) -> Self {
-        let queries = |sequence: usize| query_start[sequence + 1] - query_start[sequence];
-        Self::write_tiles(query_start, 1, |sequence, _| queries(sequence), out)
+    /// Returns the length of a plan of `tiles` tiles.
+    pub const fn len(tiles: usize) -> usize {
+        3 * tiles
     }
 
-    /// Appends the plan of the sequences of more than one query to `out`.
-    pub fn write(query_start: &[u32], seq_lens: &[u32], out: &mut Vec<u32>) -> Self {
-        let last_key = |sequence: usize, first| {
-            seq_lens[sequence].saturating_sub(query_start[sequence + 1] - query_start[sequence]) + first
-        };
-        Self::write_tiles(query_start, 2, last_key, out)
+    /// Appends the plan of all sequences to `out`, whose queries see keys on both sides. A tile has at most `most` queries.
+    pub fn write_segments(query_start: &[u32], most: u32, out: &mut Vec<u32>) -> Self {
+        let queries = |sequence: usize| query_start[sequence + 1] - query_start[sequence];
+        Self::write_tiles(query_start, [1, most], |sequence, _| queries(sequence), out)
+    }
+
+    /// Appends the plan of the sequences of more than one query to `out`. A tile has at most `most` queries.
+    pub fn write(query_start: &[u32], seq_lens: &[u32], most: u32, out: &mut Vec<u32>) -> Self {
+        Self::write_tiles(query_start, [2, most], last_key(query_start, seq_lens), out)
+    }
+
+    /// Appends the plan of all sequences to `out`, also of those of one query. A tile has at most `most` queries.
+    pub fn write_all(query_start: &[u32], seq_lens: &[u32], most: u32, out: &mut Vec<u32>) -> Self {
+        Self::write_tiles(query_start, [1, most], last_key(query_start, seq_lens), out)
     }
 
     /// Appends the tiles of the sequences of at least `least` queries, starting with those that see most `keys`,
     /// because they take longest.
-    fn write_tiles(query_start: &[u32], least: u32, keys: impl Fn(usize, u32) -> u32, out: &mut Vec<u32>) -> Self {
+    fn write_tiles(
+        query_start: &[u32],
+        [least, most]: [u32; 2],
+        keys: impl Fn(usize, u32) -> u32,
+        out: &mut Vec<u32>,
+    ) -> Self {
         let head = out.len();
         for (sequence, range) in query_start.windows(2).enumerate() {
             let queries = range[1] - range[0];
             if queries >= least {
-                let firsts = (0..queries).step_by(Self::QUERIES as usize);
-                out.extend(firsts.flat_map(|first| [sequence as u32, first]));
+                let firsts = (0..queries).step_by(most as usize);
+                out.extend(firsts.flat_map(|first| [sequence as u32, first, most.min(queries - first)]));
             }
         }
-        let (tiles, _) = out[head..].as_chunks_mut::<2>();
-        let keys = |&[sequence, first]: &[u32; 2]| keys(sequence as usize, first);
+        let (tiles, _) = out[head..].as_chunks_mut::<3>();
+        let keys = |&[sequence, first, _]: &[u32; 3]| keys(sequence as usize, first);
         tiles.sort_unstable_by_key(|tile| (std::cmp::Reverse(keys(tile)), *tile));
         Self { tiles: tiles.len() as u32 }
     }
+}
+
+/// Returns the function from a sequence and one of its queries to the position of the query, the last key that it sees.
+fn last_key<'a>(query_start: &'a [u32], seq_lens: &'a [u32]) -> impl Fn(usize, u32) -> u32 + 'a {
+    |sequence, first| seq_lens[sequence].saturating_sub(query_start[sequence + 1] - query_start[sequence]) + first
 }
 
 #[cfg(test)]
@@ -179,16 +221,33 @@ mod tests {
     #[test]
     fn prefill_takes_the_others_longest_first() {
         let mut plan = Vec::new();
-        let written = PrefillPlan::write(&[0, 1, 71, 73, 73], &[33, 70, 100, 9], &mut plan);
+        let written = PrefillPlan::write(&[0, 1, 71, 73, 73], &[33, 70, 100, 9], 64, &mut plan);
         assert_eq!(written.tiles, 3);
-        assert_eq!(plan, [2, 0, 1, 64, 1, 0]);
+        assert_eq!(plan, [2, 0, 2, 1, 64, 6, 1, 0, 64]);
+        plan.clear();
+        let written = PrefillPlan::write_all(&[0, 1, 71, 73, 73], &[33, 70, 100, 9], 64, &mut plan);
+        assert_eq!(written.tiles, 4);
+        assert_eq!(plan, [2, 0, 2, 1, 64, 6, 0, 0, 1, 1, 0, 64]);
+        assert_eq!(plan.len(), PrefillPlan::len(4));
     }
 
     #[test]
     fn segments_of_any_length_have_tiles_longest_first() {
         let mut plan = Vec::new();
-        let written = PrefillPlan::write_segments(&[0, 1, 66, 66, 196], &mut plan);
+        let written = PrefillPlan::write_segments(&[0, 1, 66, 66, 196], 64, &mut plan);
         assert_eq!(written, PrefillPlan { tiles: 6 });
-        assert_eq!(plan, [3, 0, 3, 64, 3, 128, 1, 0, 1, 64, 0, 0]);
+        assert_eq!(plan, [3, 0, 64, 3, 64, 64, 3, 128, 2, 1, 0, 64, 1, 64, 1, 0, 0, 1]);
+    }
+
+    #[test]
+    fn the_heads_of_a_tile_share_a_kv_head_in_every_layer() {
+        let tile = |rows, groups: &[usize]| PrefillTile::new(rows, groups.iter().copied());
+        assert_eq!(tile(128, &[4, 4]), PrefillTile { heads: 4, queries: 32 });
+        assert_eq!(tile(128, &[12, 8]), PrefillTile { heads: 4, queries: 32 });
+        assert_eq!(tile(64, &[7]), PrefillTile { heads: 7, queries: 9 });
+        assert_eq!(tile(128, &[40]), PrefillTile { heads: 10, queries: 12 });
+        assert_eq!(tile(64, &[71]), PrefillTile { heads: 1, queries: 64 });
+        assert_eq!(tile(64, &[]), PrefillTile { heads: 1, queries: 64 });
+        assert!((1..100).all(|group| tile(64, &[group]).queries >= PrefillTile::LEAST_QUERIES));
     }
 }

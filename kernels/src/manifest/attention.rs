@@ -6,7 +6,7 @@ use crate::params::{
     AttentionParams, KV_BLOCK, LATENT_ROWS, LatentPostParams, MAX_HEAD_SIZE, MAX_LATENT_SIZE, PagedDecodeParams,
     QkvPostParams,
 };
-use crate::plan::{DecodeTile, PrefillPlan};
+use crate::plan::{DecodeTile, PrefillTile};
 use crate::sources;
 
 /// Head sizes supported by the kernels of 16-bit types; [`paged_attention`] supports the others.
@@ -87,12 +87,6 @@ impl DecodeKernel {
     const fn new(instance: Instance, heads: u32, resident: u32) -> Self {
         Self { instance, tile: DecodeTile { heads, resident } }
     }
-}
-
-/// Returns the minimum number of CTAs of prefill on a multiprocessor. With a third one the compiler would spill, and
-/// for large heads the shared memory of an L40S holds one.
-const fn prefill_ctas(head_size: usize) -> u32 {
-    if head_size > 128 { 1 } else { 2 }
 }
 
 /// Returns the instance for the split of qkv, norm and rotary embedding of q and k, and cache write.
@@ -249,6 +243,67 @@ const fn shared_memory(chip: Chip) -> usize {
     }
 }
 
+/// Sizes of a CTA of prefill attention, which has two stages of keys and values.
+struct PrefillShape {
+    warps: usize,
+    /// Number of fragments of a warp, of 16 rows each.
+    fragments: usize,
+    /// Number of keys of a tile.
+    keys: usize,
+    /// Number of CTAs of a multiprocessor.
+    resident: u32,
+}
+
+/// Number of rows of a fragment.
+const FRAGMENT_ROWS: usize = 16;
+
+impl PrefillShape {
+    /// Returns the sizes for a head size. The chips of data centres multiply so fast that two fragments must share what a
+    /// warp loads, and twice as many rows what a CTA copies. The shared memory of all chips holds two CTAs, except for large
+    /// heads, whose output fills the registers.
+    const fn of(chip: Chip, head_size: usize) -> Self {
+        let is_large = head_size > 128;
+        // Other chips of data centres have too little shared memory, or their compiler would spill.
+        let keys = if chip.major == 9 { 64 } else { 32 };
+        match (has_large_tiles(chip), is_large) {
+            (true, false) => Self { warps: 4, fragments: 2, keys, resident: 2 },
+            (true, true) => Self { warps: 8, fragments: 1, keys, resident: 1 },
+            (false, _) => Self { warps: 4, fragments: 1, keys, resident: if is_large { 1 } else { 2 } },
+        }
+    }
+
+    const fn rows(&self) -> usize {
+        self.warps * self.fragments * FRAGMENT_ROWS
+    }
+
+    /// Returns the size of shared memory in bytes: two stages of keys and values, or one and the codes of the next, and the queries
+    /// if they do not fit into registers. A row is a head of whole instructions and 16 bytes of padding, in 16-bit elements.
+    fn shared(&self, head_size: usize, cache: CacheType) -> usize {
+        let row = head_size.next_multiple_of(16);
+        let queries = if self.fragments * row > 128 { self.rows() } else { 0 };
+        let (stages, codes) = match cache {
+            CacheType::Activation => (2, 0),
+            CacheType::E4m3 => (1, 2 * self.keys * head_size),
+        };
+        (queries + stages * 2 * self.keys) * (row + 8) * 2 + codes
+    }
+}
+
+/// Returns whether a chip has large tiles of prefill attention: those of data centres.
+const fn has_large_tiles(chip: Chip) -> bool {
+    chip.has_sm80() && shared_memory(chip) > 100 << 10
+}
+
+/// Returns the tile of prefill attention for layers with these numbers of query heads per KV head.
+pub fn prefill_tile(chip: Chip, groups: impl IntoIterator<Item = usize>) -> PrefillTile {
+    const VOLTA: PrefillTile = PrefillTile { heads: 1, queries: VOLTA_QUERIES as u32 };
+    let rows = PrefillShape::of(chip, HEAD_SIZES[0]).rows() as u32;
+    if chip.has_sm75() { PrefillTile::new(rows, groups) } else { VOLTA }
+}
+
+/// Number of queries in a tile of Volta.
+const VOLTA_QUERIES: usize = 64;
+
 /// Returns the instance for prefill attention on a chip's tensor cores; `None` if [`paged_attention`] must be used.
 pub fn paged_prefill(chip: Chip, types: impl Into<AttentionTypes>, head_size: usize) -> Option<Instance> {
     let AttentionTypes { dtype, cache } = types.into();
@@ -257,16 +312,14 @@ pub fn paged_prefill(chip: Chip, types: impl Into<AttentionTypes>, head_size: us
         return None;
     }
     let (argument, ending) = cache.endings();
-    let queries = PrefillPlan::QUERIES as usize;
-    // A row in shared memory is a head of whole instructions and 16 bytes of padding, in 16-bit elements.
-    let row_bytes = (head_size.next_multiple_of(16) + 8) * 2;
     if chip.has_sm75() {
-        // Shared memory holds keys and values of a tile, and queries if they do not fit into registers.
-        let rows = if head_size > 128 { queries + 2 * 32 } else { 2 * 64 };
-        let call = format!("paged_prefill<{}, {head_size}{argument}>", dtype.c_name());
+        let shape = PrefillShape::of(chip, head_size);
+        let PrefillShape { warps, fragments, keys, resident } = shape;
+        let call = format!("paged_prefill<{}, {head_size}, {warps}, {fragments}, {keys}{argument}>", dtype.c_name());
         let name = format!("paged_prefill_{}_d{head_size}{ending}", dtype.name());
-        let instance = Instance::new::<AttentionParams>(sources::ATTENTION_PREFILL, name, call, 128);
-        let instance = instance.with_shared(rows * row_bytes).resident(prefill_ctas(head_size)).on(tensor_chips(dtype));
+        let threads = 32 * warps as u32;
+        let instance = Instance::new::<AttentionParams>(sources::ATTENTION_PREFILL, name, call, threads);
+        let instance = instance.with_shared(shape.shared(head_size, cache)).resident(resident).on(tensor_chips(dtype));
         // A multiprocessor of sm_75 has 64 KiB of shared memory.
         return (chip.has_sm80() || instance.dynamic_shared <= 64 << 10).then_some(instance);
     }
@@ -275,7 +328,8 @@ pub fn paged_prefill(chip: Chip, types: impl Into<AttentionTypes>, head_size: us
     }
     // Shared memory holds queries, a tile of 32 keys and one of values, and each query's weights of the tile, in rows
     // of 32 with a padding of 8.
-    let shared = (queries + 2 * 32) * row_bytes + queries * (32 + 8) * 2;
+    let row_bytes = (head_size.next_multiple_of(16) + 8) * 2;
+    let shared = (VOLTA_QUERIES + 2 * 32) * row_bytes + VOLTA_QUERIES * (32 + 8) * 2;
     let call = format!("paged_prefill_volta<{head_size}{argument}>");
     let name = format!("paged_prefill_volta_d{head_size}{ending}");
     let instance = Instance::new::<AttentionParams>(sources::ATTENTION_PREFILL_VOLTA, name, call, 128);

@@ -5,7 +5,7 @@
 //! attention has one row for keys and values: `[KV_BLOCK][head_size]`.
 
 use super::{DevicePtr, params};
-use crate::plan::PrefillPlan;
+use crate::plan::PrefillTile;
 
 params! {
     /// Splits q, k, v; normalises and rotates q and k; writes q to its buffer, k and v to the cache. Each warp
@@ -163,8 +163,9 @@ params! {
         value_size: u32,
         /// Factor of the output: the scale of the values of a cache in e4m3, else 1.
         value_scale: f32,
-        /// Padding, 0.
-        reserved: u32,
+        /// Number of adjacent query heads in a tile of prefill, a divisor of `q_heads / kv_heads`:
+        /// [`PrefillTile::heads`].
+        tile_heads: u32,
     }
 
     /// Parameters of decode attention. The keys of a sequence are divided into the plan's splits, and the CTA that
@@ -223,13 +224,14 @@ impl AttentionParams {
     }
 
     /// Returns the grid of prefill for this number of tiles in its plan.
-    pub fn prefill_grid(&self, tiles: u32) -> [u32; 3] {
-        [tiles, self.q_heads, 1]
+    pub fn prefill_grid(&self, tile: PrefillTile, tiles: u32) -> [u32; 3] {
+        debug_assert_eq!(tile.heads, self.tile_heads);
+        [tiles, self.q_heads / tile.heads, 1]
     }
 
     /// Returns the grid of prefill of latent attention for this number of tiles in its plan.
-    pub fn latent_prefill_grid(&self, tiles: u32) -> [u32; 3] {
-        [tiles, (PrefillPlan::QUERIES * self.q_heads).div_ceil(LATENT_ROWS), 1]
+    pub fn latent_prefill_grid(&self, tile: PrefillTile, tiles: u32) -> [u32; 3] {
+        [tiles, (tile.queries * self.q_heads).div_ceil(LATENT_ROWS), 1]
     }
 }
 

@@ -7,12 +7,12 @@ use std::sync::{LazyLock, Mutex};
 use octavo_kernels::emulation::{BankUse, Order};
 use octavo_kernels::manifest::{self, AttentionTypes, CacheType, Chip, DecodeKernel, Dtype, Instance};
 use octavo_kernels::params::{AttentionParams, KV_BLOCK, PagedDecodeParams};
-use octavo_kernels::plan::{DecodePlan, PrefillPlan};
+use octavo_kernels::plan::{DecodePlan, PrefillPlan, PrefillTile};
 use octavo_ops::testing::TestRng;
 use octavo_ops::{Sight, e4m3, to_e4m3};
 
 use crate::common::{assert_near, in_every_order, launch, rng};
-use crate::launcher::{Kernels, address, address_mut, dtypes, has_sm80, on_device};
+use crate::launcher::{Kernels, address, address_mut, dtypes, has_large_memory, has_sm80, on_device};
 use crate::support::{Array, Tolerance, pick};
 
 /// Returns the position after the span of a position, or after the position itself. Spans of two lengths occur: one is within
@@ -32,11 +32,23 @@ pub(crate) enum Path {
     Plain,
     /// Decode with splits of `split_tokens` tokens shared by `columns` CTAs, and prefill as on a chip.
     Fast { chip: Chip, split_tokens: u32, columns: u32 },
+    /// Prefill as on a chip, of all sequences.
+    Invariant { chip: Chip },
 }
 
 impl Path {
     pub(crate) const AMPERE: Self = Self::Fast { chip: Chip::SM_89, split_tokens: 32, columns: 3 };
+    /// The tiles of Hopper.
+    pub(crate) const HOPPER: Self = Self::Fast { chip: Chip::SM_90, split_tokens: 32, columns: 3 };
     pub(crate) const VOLTA: Self = Self::Fast { chip: Chip::SM_70, split_tokens: 32, columns: 3 };
+
+    /// Returns the chip, unless the kernel is that for every head size.
+    fn chip(self) -> Option<Chip> {
+        match self {
+            Self::Plain => None,
+            Self::Fast { chip, .. } | Self::Invariant { chip } => Some(chip),
+        }
+    }
 }
 
 /// Parameters shared by all sequences of a test.
@@ -131,12 +143,12 @@ impl Setup {
     }
 
     fn instances(&self) -> Vec<Instance> {
-        let first = match self.path {
-            Path::Plain => manifest::paged_attention(self.types(), self.size),
-            Path::Fast { chip, .. } => match self.prefix {
-                None => manifest::paged_prefill(chip, self.types(), self.size).expect("a prefill kernel"),
-                Some(rank) => manifest::latent_prefill(chip, self.types(), (rank, self.size)).expect("a kernel"),
-            },
+        let first = match (self.path.chip(), self.prefix) {
+            (None, _) => manifest::paged_attention(self.types(), self.size),
+            (Some(chip), None) => manifest::paged_prefill(chip, self.types(), self.size).expect("a prefill kernel"),
+            (Some(chip), Some(rank)) => {
+                manifest::latent_prefill(chip, self.types(), (rank, self.size)).expect("a prefill kernel")
+            }
         };
         std::iter::once(first).chain(self.decode().map(|kernel| kernel.instance)).collect()
     }
@@ -152,6 +164,12 @@ impl Setup {
             Some(rank) => manifest::latent_decode(chip, self.types(), (rank, self.size)),
         };
         Some(kernel.expect("a decode kernel"))
+    }
+
+    /// Returns the tile of prefill.
+    fn tile(&self) -> PrefillTile {
+        let group = if self.prefix.is_some() { 1 } else { self.q_heads / self.kv_heads };
+        manifest::prefill_tile(self.path.chip().unwrap_or(Chip::SM_70), [group])
     }
 
     /// Returns the keys that the query at a position of a sequence of `len` tokens sees.
@@ -235,9 +253,10 @@ impl Setup {
 fn kernels(setup: &Setup) -> &'static Kernels {
     static LOADED: LazyLock<Mutex<HashMap<String, &'static Kernels>>> = LazyLock::new(Mutex::default);
     let instances = setup.instances();
-    let names: Vec<&str> = instances.iter().map(|i| i.name.as_str()).collect();
+    // Chips have different instances of a name.
+    let calls: Vec<&str> = instances.iter().map(|i| i.call.as_str()).collect();
     let mut loaded = LOADED.lock().expect("no test has failed to compile them");
-    loaded.entry(names.join(" ")).or_insert_with(|| Box::leak(Box::new(Kernels::new(&instances))))
+    loaded.entry(calls.join(" ")).or_insert_with(|| Box::leak(Box::new(Kernels::new(&instances))))
 }
 
 /// Arrays of a step. Layer 1 of 2 is used; the other layer, unused blocks and slots beyond a sequence's end are NaN.
@@ -383,7 +402,7 @@ impl<'a> Step<'a> {
             lookahead,
             value_size: self.setup.value_size() as u32,
             value_scale,
-            reserved: 0,
+            tile_heads: self.setup.tile().heads,
         }
     }
 
@@ -401,20 +420,9 @@ impl<'a> Step<'a> {
                 if let Some(decode) = self.setup.decode() {
                     self.decode(kernels, order, &decode, &mut out, (split_tokens, columns));
                 }
-                let mut plan = Vec::new();
-                let PrefillPlan { tiles } = match self.setup.sight {
-                    Sight::Both => PrefillPlan::write_segments(&self.query_start, &mut plan),
-                    Sight::Causal | Sight::Spans => PrefillPlan::write(&self.query_start, &self.seq_lens, &mut plan),
-                };
-                if tiles > 0 {
-                    let params = self.params(out.ptr_mut(), address(&plan));
-                    let grid = match self.setup.prefix {
-                        None => params.prefill_grid(tiles),
-                        Some(_) => params.latent_prefill_grid(tiles),
-                    };
-                    launch(kernels, order, &instances[0], grid, &params);
-                }
+                self.prefill(kernels, order, &instances[0], &mut out);
             }
+            Path::Invariant { .. } => self.prefill(kernels, order, &instances[0], &mut out),
         }
         let array = |rows: &Range<usize>| {
             let cols = self.setup.out_cols();
@@ -423,6 +431,24 @@ impl<'a> Step<'a> {
             array
         };
         self.rows.iter().map(array).collect()
+    }
+
+    fn prefill(&self, kernels: &Kernels, order: Order, instance: &Instance, out: &mut Array) {
+        let (tile, mut plan) = (self.setup.tile(), Vec::new());
+        let (starts, lens, most) = (&self.query_start, &self.seq_lens, tile.queries);
+        let PrefillPlan { tiles } = match (self.setup.sight, self.setup.path) {
+            (Sight::Both, _) => PrefillPlan::write_segments(starts, most, &mut plan),
+            (_, Path::Invariant { .. }) => PrefillPlan::write_all(starts, lens, most, &mut plan),
+            (Sight::Causal | Sight::Spans, _) => PrefillPlan::write(starts, lens, most, &mut plan),
+        };
+        if tiles > 0 {
+            let params = self.params(out.ptr_mut(), address(&plan));
+            let grid = match self.setup.prefix {
+                None => params.prefill_grid(tile, tiles),
+                Some(_) => params.latent_prefill_grid(tile, tiles),
+            };
+            launch(kernels, order, instance, grid, &params);
+        }
     }
 
     fn decode(&self, kernels: &Kernels, order: Order, kernel: &DecodeKernel, out: &mut Array, shape: (u32, u32)) {
@@ -455,6 +481,7 @@ pub(crate) fn setups() -> Vec<Setup> {
         let (window, softcap, sinks, sight) = (None, None, false, Sight::Causal);
         // A setup that does not run on this device is replaced by a similar one.
         let dtype = if dtypes().contains(&dtype) { dtype } else { Dtype::F16 };
+        let path = if path == Path::HOPPER && !has_large_memory() { Path::AMPERE } else { path };
         let path = if path == Path::AMPERE && !has_sm80() { Path::VOLTA } else { path };
         Setup {
             dtype,
@@ -483,6 +510,9 @@ pub(crate) fn setups() -> Vec<Setup> {
         setup(Dtype::Bf16, (3, 1), 80, Path::Plain),
         setup(Dtype::F16, (2, 1), 256, Path::Plain),
         setup(Dtype::Bf16, (20, 1), 64, Path::AMPERE),
+        setup(Dtype::F16, (6, 2), 64, Path::HOPPER),
+        setup(Dtype::Bf16, (4, 1), 128, Path::HOPPER),
+        setup(Dtype::F16, (2, 1), 256, Path::HOPPER),
     ]
 }
 

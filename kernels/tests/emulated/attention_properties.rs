@@ -8,9 +8,9 @@ use crate::common::{assert_near, rng};
 use crate::support::{Array, Tolerance};
 
 /// Returns setups of the tensor-core paths and a plain one, few enough for many comparisons.
-fn few() -> [Setup; 3] {
+fn few() -> [Setup; 4] {
     let all = setups();
-    [all[1], all[5], all[8]]
+    [all[1], all[5], all[8], all[12]]
 }
 
 /// Returns sequences of these lengths.
@@ -203,4 +203,35 @@ fn splits_before_a_window_are_passed_over() {
     let chunks: Vec<Chunk<'_>> =
         s.iter().map(|s| (s, s.k.len() / setup.kv_cols() - 1..s.k.len() / setup.kv_cols())).collect();
     setup.check(&chunks, &setup.run(&chunks, 1));
+}
+
+/// With the kernel of prefill for all sequences, the bits of a row are the same whether it is decoded or prefilled, in chunks of
+/// any size, alone and in any batch.
+#[test]
+fn rows_of_one_kernel_have_the_same_bits_in_every_step() {
+    let rng = &mut rng();
+    for setup in few().into_iter().filter(|setup| setup.path != Path::Plain) {
+        let Path::Fast { chip, .. } = setup.path else { continue };
+        for setup in [setup, with_options(setup, rng)] {
+            for cache in CacheType::ALL {
+                let setup = Setup { cache, path: Path::Invariant { chip }, ..setup };
+                let s = sequences(&setup, &[140, 70], rng);
+                let cols = setup.q_cols();
+                let [whole, other] = [(&s[0], 0..140), (&s[1], 0..70)].map(|chunk| setup.run(&[chunk], 1).remove(0));
+                setup.check(&[(&s[0], 0..140)], std::slice::from_ref(&whole));
+                for place in [0, 1 + rng.below(137), 139] {
+                    // Rows of the sequence are decoded, or are the last of a chunk, beside others.
+                    let from = rng.below(place + 1);
+                    let chunks: [Chunk<'_>; 3] = [(&s[0], place..place + 1), (&s[1], 3..70), (&s[0], from..place + 1)];
+                    let found = setup.run(&chunks, rng.next_u64());
+                    let expected = whole.bits(place * cols..(place + 1) * cols);
+                    assert!(found[0].bits(0..cols) == expected, "{setup:?}: {place}, decoded");
+                    assert!(found[1].bits(0..67 * cols) == other.bits(3 * cols..70 * cols), "{setup:?}: the other");
+                    let rows = (place + 1 - from) * cols;
+                    let expected = whole.bits(from * cols..(place + 1) * cols);
+                    assert!(found[2].bits(0..rows) == expected, "{setup:?}: {from}..={place}");
+                }
+            }
+        }
+    }
 }

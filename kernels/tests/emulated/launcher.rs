@@ -43,6 +43,11 @@ pub(crate) fn has_sm80() -> bool {
     chip().is_none_or(Chip::has_sm80)
 }
 
+/// Returns whether kernels for the chips of data centres from Hopper on run, which have most shared memory.
+pub(crate) fn has_large_memory() -> bool {
+    chip().is_none_or(|chip| matches!(chip.major, 9 | 10))
+}
+
 /// Returns whether kernels that multiply 8-bit floating-point numbers run.
 pub(crate) fn has_fp8_mma() -> bool {
     chip().is_none_or(Chip::has_fp8_mma)

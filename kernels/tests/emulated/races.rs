@@ -197,7 +197,7 @@ fn step(setup: Setup, lens: [usize; 4]) {
     // A CTA has several splits one after the other.
     let path = match setup.path {
         Path::Fast { chip, .. } => Path::Fast { chip, split_tokens: 32, columns: 2 },
-        Path::Plain => Path::Plain,
+        Path::Plain | Path::Invariant { .. } => setup.path,
     };
     let setup = Setup { path, ..setup };
     let s: [Sequence; 4] = lens.map(|len| setup.sequence(len, rng));

@@ -31,8 +31,9 @@ fn found() -> Table<Code> {
             let name = format!("{}-figures-{}", chip.arch(), program.source.path.replace('/', "-"));
             let text = tools::disassemble(&nvdisasm, &name, &program.compiled.code);
             let (all, main_loops) = (code::instructions(&text), code::main_loops(&text));
-            // A tile of decode attention is copied in one of several ways.
-            let ways = if program.source == sources::ATTENTION_DECODE { code::ways(&text) } else { BTreeMap::new() };
+            // A tile of attention is copied in one of several ways, and few tiles need masks.
+            let has_ways = [sources::ATTENTION_DECODE, sources::ATTENTION_PREFILL].contains(&program.source);
+            let ways = if has_ways { code::ways(&text) } else { BTreeMap::new() };
             for instance in &program.instances {
                 let main = &main_loops[&instance.name];
                 let figures = Code {

@@ -100,3 +100,47 @@ fn machine_code_of_decode_attention_leaves_time_to_the_memory() {
         }
     }
 }
+
+/// FLOPs of the tensor cores of a multiprocessor in a cycle, and the share of them that instructions of a warp reach: 62.9 % on
+/// Hopper (Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture").
+const TENSOR: [(Chip, f64, f64); 2] = [(Chip::SM_89, 1024.0, 1.0), (Chip::SM_90, 4096.0, 0.629)];
+
+/// Queries and keys to which instructions of prefill attention are related: a fragment, and a tile.
+const FRAGMENT: [usize; 2] = [16, 64];
+
+/// Returns the instances of prefill attention on a chip, with the size of a head and the instructions of a warp for [`FRAGMENT`].
+fn counted_prefill(chip: Chip) -> Vec<(Instance, usize, f64)> {
+    let Some(nvdisasm) = tools::nvdisasm(chip) else { return Vec::new() };
+    let is_prefill = |program: &&crate::Program| program.chip == chip && program.source == sources::ATTENTION_PREFILL;
+    let of_program = |program: &crate::Program| {
+        let text = tools::disassemble(&nvdisasm, &format!("{}-issue-prefill", chip.arch()), &program.compiled.code);
+        let ways = code::ways(&text);
+        let of_instance = |instance: &Instance| {
+            let arguments = instance.call.split([',', '>']).filter_map(|argument| argument.trim().parse().ok());
+            let [size, _, fragments, keys] = arguments.collect::<Vec<usize>>()[..] else { panic!("{}", instance.call) };
+            let found = ways[&instance.name] as f64 / fragments as f64 * FRAGMENT[1] as f64 / keys as f64;
+            (instance.clone(), size, found)
+        };
+        program.instances.iter().map(of_instance).collect::<Vec<_>>()
+    };
+    programs().iter().filter(is_prefill).flat_map(of_program).collect()
+}
+
+#[test]
+fn machine_code_of_prefill_attention_leaves_time_to_the_tensor_cores() {
+    for (chip, flops, share) in TENSOR {
+        for (instance, size, found) in counted_prefill(chip) {
+            let products = 4 * FRAGMENT[0] * FRAGMENT[1] * size;
+            let slots = 4.0 * products as f64 / (flops * share);
+            let context = format!("{} on {}: {found:.0} of {slots:.0} instructions", instance.name, chip.arch());
+            println!("{context}, {:.0} %", 100.0 * found / slots);
+            // The softmax takes as many instructions for small heads as for large ones, and codes are widened.
+            let most = match size {
+                _ if instance.name.ends_with("_e4m3") => 1.2,
+                ..128 => 0.8,
+                _ => 0.55,
+            };
+            assert!(found / slots < most, "{context}");
+        }
+    }
+}

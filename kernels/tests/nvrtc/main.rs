@@ -226,7 +226,15 @@ fn check_code(instance: &Instance, chip: Chip, code: &[String]) {
         let step = |c: &[String]| count(c, "LDG.E", wide) >= 4 && count(c, "SHFL", "") >= 12;
         assert!(stretches(code).any(step), "{context}: branches part the loads, or the shuffles, of a step");
     }
-    if [sources::ATTENTION_PREFILL, sources::ATTENTION_LATENT].contains(&instance.source) {
+    if instance.source == sources::ATTENTION_PREFILL {
+        // Each thread copies 32 bytes of codes at least.
+        let least = if is_e4m3 { 2 } else { 4 };
+        assert!(
+            stretches(code).any(|c| count(c, "LDGSTS", ".128") >= least),
+            "{context}: branches part the copies of a tile"
+        );
+    }
+    if instance.source == sources::ATTENTION_LATENT {
         // Keys in e4m3 pass through registers on their way to shared memory.
         let (copy, wide) = if is_e4m3 { ("LDG.E", ".64") } else { ("LDGSTS", ".128") };
         let lookups = if is_e4m3 { 8 } else { 4 };

@@ -40,7 +40,7 @@ pub struct CudaConfig {
     /// Whether steps in which all sequences decode are recorded as CUDA graphs at the start.
     pub graphs: bool,
     /// Whether a row's bits are the same in every batch. Products then use our own kernels instead of cuBLASLt, and
-    /// attention reads every key in one order in decode and prefill, which is slower.
+    /// attention reads every key in one order in decode and prefill, with the kernel of prefill, which is slower.
     pub batch_invariant: bool,
 }
 

@@ -15,7 +15,7 @@ use crate::loaded::{Loaded, Opened, Wanted};
 use crate::lower::block_elements;
 use crate::media::MediaCache;
 use crate::staged::Staged;
-use crate::step::{Filler, ImageShape, StepShape, write_image};
+use crate::step::{Filler, ImageShape, Plans, StepShape, write_image};
 
 /// Maximum number of words of patches that are copied at once.
 const PATCH_WORDS: usize = 4 << 20;
@@ -27,6 +27,7 @@ pub(crate) struct Encoder {
     /// Pieces of patches, written by turns.
     pieces: [Staged; 2],
     filler: Filler,
+    plans: Plans,
     /// Rows of one image, over the memory of its keys and values.
     step: StepBatch,
     cache: Cache,
@@ -55,6 +56,7 @@ impl Encoder {
             block: staged(largest.words())?,
             pieces: [staged(piece)?, staged(piece)?],
             filler: Filler::with_capacity(largest.tiles, 0),
+            plans: Plans::of(&loaded.machine.stages, program.kind()),
             step: StepBatch::with_capacity(limits.tokens, 1, 0, 1),
             cache,
             loaded,
@@ -99,6 +101,7 @@ impl Encoder {
                 tapped: if has_taps(program) { rows.len() } else { 0 },
                 channels: batch.channels.len(),
             },
+            self.plans,
         );
         let bytes = patch_cols(program);
         self.send_patches(&batch.patches[rows.start * bytes..rows.end * bytes])?;

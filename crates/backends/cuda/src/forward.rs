@@ -270,11 +270,11 @@ impl<L: Launcher> Machine<L> {
                 let params = AttentionParams { plan: 0, ..fill(params, 0) };
                 self.launch(*kernel, params.plain_grid(shape.tokens as u32), &params)
             }
-            Attention::Segment { kernel, params } => {
+            Attention::Tiled { prefill, params } => {
                 let params = fill(params, shape.prefill_plan());
-                self.launch(*kernel, params.prefill_grid(shape.tiles as u32), &params)
+                self.launch(prefill.kernel, (prefill.grid)(&params, prefill.tile, shape.tiles as u32), &params)
             }
-            Attention::Planned { decode, tile, prefill, prefill_grid, params } => {
+            Attention::Planned { decode, tile, prefill, params } => {
                 if shape.splits > 0 {
                     let filled = fill(&params.attention, shape.decode_plan());
                     let params = PagedDecodeParams { attention: filled, ..*params };
@@ -283,7 +283,7 @@ impl<L: Launcher> Machine<L> {
                 }
                 if shape.tiles > 0 {
                     let params = fill(&params.attention, shape.prefill_plan());
-                    self.launch(*prefill, prefill_grid(&params, shape.tiles as u32), &params)?;
+                    self.launch(prefill.kernel, (prefill.grid)(&params, prefill.tile, shape.tiles as u32), &params)?;
                 }
                 Ok(())
             }

@@ -118,9 +118,8 @@ impl Lowering<'_> {
         let (window, lookahead) = on_both_sides(op.window);
         let params = self.attention_params(op.q, op.out, op.heads);
         let params = AttentionParams { window, lookahead, scale: op.scale, ..params };
-        let prefill = manifest::paged_prefill(self.setting.chip, self.setting.dtype, op.heads.dim);
-        let attention = match prefill {
-            Some(instance) => Attention::Segment { kernel: self.instances.id(instance), params },
+        let attention = match self.prefill(self.setting.dtype.into(), op.heads) {
+            Some(prefill) => Attention::Tiled { prefill, params },
             None => {
                 let kernel = self.instances.id(manifest::paged_attention(self.setting.dtype, op.heads.dim));
                 Attention::Plain { kernel, params }

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use octavo_kernels::manifest::Dtype;
 use octavo_kernels::params::{KV_BLOCK, MAX_HEAD_SIZE, MAX_LATENT_SIZE, SamplingParams, SamplingRow};
 use octavo_kernels::parts::PARTED_CTAS;
-use octavo_kernels::plan::{PrefillPlan, most_splits};
+use octavo_kernels::plan::{PrefillTile, most_splits};
 use octavo_ops::{BackendError, BufferId, HeadShape, KvGroup, Op, Program, ProgramKind, Rope, Rows, Values};
 
 use crate::CudaConfig;
@@ -83,7 +83,7 @@ impl Limits {
                 false => [self.tokens, self.rows].map(|rows| Adapted { rows, tiles: rows }),
             },
             streams: program.position_streams(),
-            tiles: self.tokens / PrefillPlan::QUERIES as usize + self.sequences,
+            tiles: self.tokens / PrefillTile::LEAST_QUERIES as usize + self.sequences,
             splits: self.splits(self.sequences),
         }
     }

@@ -1,11 +1,11 @@
 //! Lowering of a program's ops to launches.
 
-use octavo_kernels::manifest::{self, CacheType, Dtype};
+use octavo_kernels::manifest::{self, AttentionTypes, CacheType, Dtype};
 use octavo_kernels::params::{
     AttentionParams, DequantizeParams, EmbedParams, GatherRowsParams, GluParams, KV_BLOCK, LinearParams, MAX_NORM_COLS,
     NormParams, PagedDecodeParams, PoolRowsParams, QkvPostParams,
 };
-use octavo_kernels::plan::DecodeTile;
+use octavo_kernels::plan::{DecodeTile, PrefillTile};
 use octavo_ops::{
     BackendError, BufferId, Embed, EmbedIds, GluKind, HeadShape, KvPlace, KvScales, Linear, Logits, NormKind, NormOp,
     Op, PagedAttention, Program, QkvPost, Residual, Rope, RopeStyle, Rows, Values, WeightId,
@@ -41,9 +41,12 @@ pub(crate) enum Stage {
 }
 
 impl Stage {
-    /// Returns whether it reads the plans of attention.
-    pub(crate) fn is_planned(&self) -> bool {
-        matches!(self, Self::Attention { attention: Attention::Planned { .. }, .. })
+    /// Returns attention of the stage, if that is what it is.
+    pub(crate) fn attention(&self) -> Option<&Attention> {
+        match self {
+            Self::Attention { attention, .. } => Some(attention),
+            _ => None,
+        }
     }
 }
 
@@ -56,22 +59,26 @@ pub(crate) struct CacheLayer {
     pub(crate) values: u64,
 }
 
+/// The kernel of prefill.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Prefill {
+    pub(crate) kernel: KernelId,
+    pub(crate) tile: PrefillTile,
+    pub(crate) grid: PrefillGrid,
+}
+
+/// Returns the grid of prefill for a number of tiles in the plan.
+type PrefillGrid = fn(&AttentionParams, PrefillTile, u32) -> [u32; 3];
+
 /// Kernels of a layer's attention.
 #[derive(Clone, Debug)]
 pub(crate) enum Attention {
     /// One kernel for all sequences, which reads every key in one order.
     Plain { kernel: KernelId, params: AttentionParams },
     /// One kernel for the sequences that decode, and one for those that prefill.
-    Planned {
-        decode: KernelId,
-        tile: DecodeTile,
-        prefill: KernelId,
-        /// Returns the grid of prefill for a number of tiles in its plan.
-        prefill_grid: fn(&AttentionParams, u32) -> [u32; 3],
-        params: PagedDecodeParams,
-    },
-    /// The kernel for prefill, over the segments of an encoder's step.
-    Segment { kernel: KernelId, params: AttentionParams },
+    Planned { decode: KernelId, tile: DecodeTile, prefill: Prefill, params: PagedDecodeParams },
+    /// The kernel for prefill, for all sequences: those of an encoder, and those whose results must not depend on the step.
+    Tiled { prefill: Prefill, params: AttentionParams },
 }
 
 /// Returns the number of elements in a block of a KV group, over all layers.
@@ -365,6 +372,7 @@ impl Lowering<'_> {
             head_size: heads.dim as u32,
             value_size: heads.value_dim() as u32,
             value_scale: 1.0,
+            tile_heads: self.prefill_tile().heads,
             ..AttentionParams::default()
         }
     }
@@ -379,18 +387,19 @@ impl Lowering<'_> {
             sinks: op.sinks.map_or(0, |id| self.vector(id)),
             ..self.attention_params(op.q, op.out, op.heads)
         };
-        let attention = match self.planned(op.heads).filter(|_| !self.setting.batch_invariant) {
+        let attention = match self.prefill(types, op.heads).zip(self.decode(op.heads)) {
             None => {
                 let kernel = self.instances.id(manifest::paged_attention(types, op.heads.dim));
                 Attention::Plain { kernel, params }
             }
-            Some(PlannedKernels { decode, prefill, prefill_grid }) => {
+            // Decode adds up in another order than prefill.
+            Some((prefill, _)) if self.setting.batch_invariant => Attention::Tiled { prefill, params },
+            Some((prefill, decode)) => {
                 let (sums, partial, tickets) = (self.layout.partial.1, self.layout.partial.0, self.layout.partial.2);
                 Attention::Planned {
                     decode: self.instances.id(decode.instance),
                     tile: decode.tile,
-                    prefill: self.instances.id(prefill),
-                    prefill_grid,
+                    prefill,
                     params: PagedDecodeParams {
                         partial_out: self.arena.at(partial),
                         partial_sums: self.arena.at(sums),
@@ -403,30 +412,44 @@ impl Lowering<'_> {
         Stage::Attention { attention, cache: self.cache_layer(op.group, op.layer) }
     }
 
-    /// Returns the kernels of attention by a plan, if there are any for these heads.
-    fn planned(&self, heads: HeadShape) -> Option<PlannedKernels> {
+    /// Returns the kernel of prefill for these heads, if there is one.
+    pub(crate) fn prefill(&mut self, types: AttentionTypes, heads: HeadShape) -> Option<Prefill> {
+        let chip = self.setting.chip;
+        let (instance, grid) = match heads.values {
+            Values::Own => {
+                let grid: PrefillGrid = AttentionParams::prefill_grid;
+                (manifest::paged_prefill(chip, types, heads.dim)?, grid)
+            }
+            Values::Prefix(rank) => {
+                let grid: PrefillGrid = AttentionParams::latent_prefill_grid;
+                (manifest::latent_prefill(chip, types, (rank, heads.dim))?, grid)
+            }
+        };
+        Some(Prefill { kernel: self.instances.id(instance), tile: self.prefill_tile(), grid })
+    }
+
+    /// Returns the kernel of decode for these heads, if there is one.
+    fn decode(&self, heads: HeadShape) -> Option<manifest::DecodeKernel> {
         let (chip, types) = (self.setting.chip, self.setting.attention());
-        let HeadShape { q, kv, dim, values } = heads;
-        match values {
-            Values::Own => Some(PlannedKernels {
-                decode: manifest::paged_decode(chip, types, dim, q / kv)?,
-                prefill: manifest::paged_prefill(chip, types, dim)?,
-                prefill_grid: AttentionParams::prefill_grid,
-            }),
-            Values::Prefix(rank) => Some(PlannedKernels {
-                decode: manifest::latent_decode(chip, types, (rank, dim))?,
-                prefill: manifest::latent_prefill(chip, types, (rank, dim))?,
-                prefill_grid: AttentionParams::latent_prefill_grid,
-            }),
+        match heads.values {
+            Values::Own => manifest::paged_decode(chip, types, heads.dim, heads.q / heads.kv),
+            Values::Prefix(rank) => manifest::latent_decode(chip, types, (rank, heads.dim)),
         }
     }
-}
 
-/// Kernels of attention by a plan.
-struct PlannedKernels {
-    decode: manifest::DecodeKernel,
-    prefill: manifest::Instance,
-    prefill_grid: fn(&AttentionParams, u32) -> [u32; 3],
+    /// Returns the tile of prefill of all layers.
+    pub(crate) fn prefill_tile(&self) -> PrefillTile {
+        let group = |op: &Op| {
+            let heads = match op {
+                Op::PagedAttention(op) => op.heads,
+                Op::SegmentAttention(op) => op.heads,
+                _ => return None,
+            };
+            // The rows of latent attention are not divided among tiles by heads.
+            Some(if heads.values == Values::Own { heads.q / heads.kv } else { 1 })
+        };
+        manifest::prefill_tile(self.setting.chip, self.program.forward_ops().iter().filter_map(group))
+    }
 }
 
 /// Returns the kernels' name of an activation.

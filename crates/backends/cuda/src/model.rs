@@ -87,11 +87,7 @@ impl Model {
             graphs: Vec::new(),
             blocks: [Staged::new(gpu, largest.words())?, Staged::new(gpu, largest.words())?],
             filler: Filler::with_capacity(largest.tiles, largest.splits),
-            plans: match machine.stages.iter().any(|stage| stage.is_planned()) {
-                _ if is_encoder => Plans::Segments,
-                true => Plans::Sequences,
-                false => Plans::None,
-            },
+            plans: Plans::of(&machine.stages, program.kind()),
             sampling,
             texts: is_encoder.then(|| Texts::new(&loaded)),
             loaded,
@@ -324,6 +320,7 @@ impl Model {
             let shape = &recorded.shape;
             exact.sequences <= shape.sequences
                 && exact.splits <= shape.splits
+                && exact.tiles <= shape.tiles
                 && (exact.adapted[0].tiles > 0) == (shape.adapted[0].tiles > 0)
                 && exact.adapted[0].tiles <= shape.adapted[0].tiles
         };
@@ -396,8 +393,8 @@ pub(crate) fn recorded_shape(program: &Program, limits: &Limits, plans: Plans, s
         tokens: sequences,
         sequences,
         sampled: sequences,
-        splits: if plans == Plans::Sequences { limits.splits(sequences) } else { 0 },
-        tiles: 0,
+        splits: if matches!(plans, Plans::Sequences { .. }) { limits.splits(sequences) } else { 0 },
+        tiles: if matches!(plans, Plans::Tiles { .. }) { sequences } else { 0 },
         pooled: 0,
         media: 0,
         adapted: [Adapted::default(); 2],

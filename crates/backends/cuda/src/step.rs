@@ -2,9 +2,10 @@
 
 use octavo_kernels::params::{DRAWN_TOKEN, NO_SLOT};
 use octavo_kernels::plan::{DecodePlan, PrefillPlan, split_tokens};
-use octavo_ops::{EncodeBatch, Rows, StepBatch, TAPS};
+use octavo_ops::{EncodeBatch, ProgramKind, Rows, StepBatch, TAPS};
 
 use crate::lora::{Adapted, AdaptedRows};
+use crate::lower::{Attention, Stage};
 
 /// Sizes that determine the layout of a step's block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -147,7 +148,7 @@ impl StepShape {
 
     /// Returns the start of the last array. A step copies only the used part of a graph's splits.
     pub(crate) const fn decode_plan(&self) -> usize {
-        self.prefill_plan() + aligned(2 * self.tiles)
+        self.prefill_plan() + aligned(PrefillPlan::len(self.tiles))
     }
 
     /// Returns the number of words of the whole block.
@@ -192,10 +193,27 @@ pub(crate) fn write_image(
 pub(crate) enum Plans {
     /// None.
     None,
-    /// Of sequences that decode or prefill.
-    Sequences,
-    /// Of the segments of an encoder.
-    Segments,
+    /// Of sequences that decode or prefill, the latter in tiles of at most so many queries.
+    Sequences { queries: u32 },
+    /// The tiles of all sequences.
+    Tiles { queries: u32 },
+    /// The tiles of the segments of an encoder.
+    Segments { queries: u32 },
+}
+
+impl Plans {
+    /// Returns the plans that the stages of a program read.
+    pub(crate) fn of(stages: &[Stage], kind: ProgramKind) -> Self {
+        let plans = |attention: &Attention| match attention {
+            Attention::Plain { .. } => None,
+            Attention::Tiled { prefill, .. } if kind == ProgramKind::Encoder => {
+                Some(Self::Segments { queries: prefill.tile.queries })
+            }
+            Attention::Tiled { prefill, .. } => Some(Self::Tiles { queries: prefill.tile.queries }),
+            Attention::Planned { prefill, .. } => Some(Self::Sequences { queries: prefill.tile.queries }),
+        };
+        stages.iter().filter_map(Stage::attention).find_map(plans).unwrap_or(Self::None)
+    }
 }
 
 /// Writes steps into blocks and reuses its memory.
@@ -211,7 +229,7 @@ impl Filler {
     /// Creates a filler with memory for steps with these numbers of tiles and splits.
     pub(crate) fn with_capacity(tiles: usize, splits: usize) -> Self {
         Self {
-            prefill: Vec::with_capacity(2 * tiles),
+            prefill: Vec::with_capacity(PrefillPlan::len(tiles)),
             decode: Vec::with_capacity(DecodePlan::len(splits)),
             ..Self::default()
         }
@@ -226,13 +244,19 @@ impl Filler {
         let (mut tiles, mut splits) = (0, 0);
         match plans {
             Plans::None => {}
-            Plans::Sequences => {
-                tiles = PrefillPlan::write(&batch.query_start, &batch.seq_lens, &mut self.prefill).tiles as usize;
+            Plans::Sequences { queries } => {
+                let plan = PrefillPlan::write(&batch.query_start, &batch.seq_lens, queries, &mut self.prefill);
+                tiles = plan.tiles as usize;
                 let plan = DecodePlan::write(&batch.query_start, &batch.seq_lens, split_tokens, &mut self.decode);
                 splits = plan.splits as usize;
             }
-            Plans::Segments => {
-                tiles = PrefillPlan::write_segments(&batch.query_start, &mut self.prefill).tiles as usize;
+            Plans::Tiles { queries } => {
+                let plan = PrefillPlan::write_all(&batch.query_start, &batch.seq_lens, queries, &mut self.prefill);
+                tiles = plan.tiles as usize;
+            }
+            Plans::Segments { queries } => {
+                let plan = PrefillPlan::write_segments(&batch.query_start, queries, &mut self.prefill);
+                tiles = plan.tiles as usize;
             }
         }
         StepShape {
@@ -254,9 +278,9 @@ impl Filler {
     }
 
     /// Plans a step over the rows of one image and returns its shape. `images` are the arrays that only an encoder has.
-    pub(crate) fn plan_image(&mut self, batch: &StepBatch, images: ImageShape) -> StepShape {
+    pub(crate) fn plan_image(&mut self, batch: &StepBatch, images: ImageShape, plans: Plans) -> StepShape {
         let ImageShape { streams, merged, tapped, channels } = images;
-        let shape = self.plan(batch, streams, Plans::Segments);
+        let shape = self.plan(batch, streams, plans);
         StepShape { media: merged, merged, tapped, channels, ..shape }
     }
 
@@ -305,6 +329,11 @@ impl Filler {
             let row = batch.tokens() + extra;
             out[shape.query_start() + batch.sequences() + 1 + extra] = row as u32 + 1;
             out[shape.sampled_rows() + batch.sampled_rows.len() + extra] = row as u32;
+        }
+        // If all sequences have tiles, those of padding write zeros.
+        for tile in self.prefill.len() / PrefillPlan::len(1)..shape.tiles {
+            let at = shape.prefill_plan() + PrefillPlan::len(tile);
+            out[at..at + PrefillPlan::len(1)].copy_from_slice(&[tile as u32, 0, 1]);
         }
         shape.decode_plan() + self.decode.len()
     }
@@ -389,7 +418,7 @@ mod tests {
     #[test]
     fn a_batch_is_written_as_it_is() {
         let (batch, mut filler) = (decodes(), Filler::default());
-        let shape = filler.plan(&batch, 1, Plans::Sequences);
+        let shape = filler.plan(&batch, 1, Plans::Sequences { queries: 64 });
         assert_eq!((shape.splits, shape.tiles), (3, 0));
         let mut block = vec![77; shape.words()];
         let used = filler.write(&batch, &shape, &mut block);
@@ -420,19 +449,31 @@ mod tests {
         let mut batch = StepBatch::default();
         assert_eq!(texts.in_own_blocks(16, &mut batch), 2);
         let mut filler = Filler::default();
-        let shape = filler.plan(&batch, 1, Plans::Segments);
+        let shape = filler.plan(&batch, 1, Plans::Segments { queries: 64 });
         assert_eq!((shape.reduced, shape.typed, shape.tiles, shape.splits), (2, 3, 2, 0));
         let mut block = vec![77; shape.words()];
         filler.write(&batch, &shape, &mut block);
         assert_eq!(block[shape.pooled_lens()..][..2], [1, 2]);
         assert_eq!(block[shape.token_types()..][..3], [0, 1, 1]);
-        assert_eq!(block[shape.prefill_plan()..][..4], [1, 0, 0, 0]);
+        assert_eq!(block[shape.prefill_plan()..][..6], [1, 0, 2, 0, 0, 1]);
+    }
+
+    #[test]
+    fn padding_has_tiles_if_every_sequence_has() {
+        let (batch, mut filler) = (decodes(), Filler::default());
+        let exact = filler.plan(&batch, 1, Plans::Tiles { queries: 64 });
+        assert_eq!((exact.splits, exact.tiles), (0, 3));
+        let shape = StepShape { tokens: 5, sequences: 5, sampled: 5, tiles: 5, ..exact };
+        let mut block = vec![77; shape.words()];
+        filler.write(&batch, &shape, &mut block);
+        let plan = &block[shape.prefill_plan()..][..PrefillPlan::len(5)];
+        assert_eq!(plan, [0, 0, 1, 2, 0, 1, 1, 0, 1, 3, 0, 1, 4, 0, 1]);
     }
 
     #[test]
     fn padding_reads_and_writes_nothing() {
         let (batch, mut filler) = (decodes(), Filler::default());
-        let exact = filler.plan(&batch, 1, Plans::Sequences);
+        let exact = filler.plan(&batch, 1, Plans::Sequences { queries: 64 });
         let shape = StepShape { tokens: 5, sequences: 5, sampled: 5, splits: 20, ..exact };
         let mut block = vec![77; shape.words()];
         let used = filler.write(&batch, &shape, &mut block);

@@ -2,7 +2,7 @@
 
 use octavo_kernels::manifest::{self, AttentionTypes, CacheType};
 use octavo_kernels::params::{AttentionParams, KV_BLOCK, PagedDecodeParams};
-use octavo_kernels::plan::{DecodePlan, PrefillPlan, split_tokens};
+use octavo_kernels::plan::{DecodePlan, PrefillPlan, PrefillTile, split_tokens};
 
 use super::At;
 use super::cases::{Cases, Tables, Work, counted};
@@ -20,6 +20,7 @@ struct Layer {
     stride: usize,
     sequences: usize,
     heads: octavo_ops::HeadShape,
+    tile: PrefillTile,
     /// Element types, and the size of an element of the cache in bytes.
     types: AttentionTypes,
     kv_size: usize,
@@ -45,7 +46,8 @@ impl Layer {
         let block_table = tables.add(blocks);
         let query_start = tables.add((0..=sequences).map(|s| (s * queries) as u32));
         let seq_lens = tables.add(std::iter::repeat_n(tokens as u32, sequences));
-        Self { out, q, cache, block_table, query_start, seq_lens, stride, sequences, heads, types, kv_size }
+        let tile = manifest::prefill_tile(cases.chip(), [heads.q / heads.kv]);
+        Self { out, q, cache, block_table, query_start, seq_lens, stride, sequences, heads, tile, types, kv_size }
     }
 
     fn params(&self, at: At, plan: usize) -> AttentionParams {
@@ -74,7 +76,7 @@ impl Layer {
             lookahead: 0,
             value_size: self.heads.dim as u32,
             value_scale: 1.0,
-            reserved: 0,
+            tile_heads: self.tile.heads,
         }
     }
 }
@@ -146,11 +148,12 @@ impl Cases<'_> {
             return self.plain(layer, tokens, work);
         };
         let mut tiles = Vec::new();
-        let count = PrefillPlan::write(&[0, tokens as u32], &[tokens as u32], &mut tiles).tiles;
+        let tile = layer.tile;
+        let count = PrefillPlan::write(&[0, tokens as u32], &[tokens as u32], tile.queries, &mut tiles).tiles;
         let tiles = work.tables.add(tiles);
         self.kernel(instance, work, move |at, _| {
             let params = layer.params(at, tiles);
-            (params, params.prefill_grid(count))
+            (params, params.prefill_grid(tile, count))
         });
     }
 

@@ -5,7 +5,6 @@ use std::cell::RefCell;
 
 use octavo_kernels::manifest::{self, Chip, Dtype, Instance};
 use octavo_kernels::params::{KV_BLOCK, Params, SamplingParams};
-use octavo_kernels::plan::PrefillPlan;
 use octavo_kernels::sources;
 use octavo_ops::cost::{ElementBytes, op_cost};
 use octavo_ops::{BackendError, Op, Program, ProgramKind, StepBatch};
@@ -185,7 +184,7 @@ impl PaperProgram {
         let launcher =
             Paper { processors, instances: lowering.instances.into_list(), sizes, noted: RefCell::default() };
         let kv_element = setting.cache.bytes(dtype) as u64;
-        let is_planned = stages.iter().any(Stage::is_planned);
+        let plans = Plans::of(&stages, program.kind());
         let element = dtype.bytes() as u64;
         let machine = Machine { launcher, stages, scratch, dtype, element, kv_element };
         Ok(Self {
@@ -194,7 +193,7 @@ impl PaperProgram {
             layout,
             arena,
             limits,
-            plans: if is_planned { Plans::Sequences } else { Plans::None },
+            plans,
             elements: ElementBytes { activation: element, kv: kv_element },
             scan,
             graphs: config.graphs,
@@ -209,7 +208,7 @@ impl PaperProgram {
     /// Returns the launches of a step and its sampling, and whether they are those of a recorded graph.
     pub(super) fn launches(&self, batch: &StepBatch) -> Result<(Vec<Launch>, bool), BackendError> {
         let exact = Filler::default().plan(batch, self.program.position_streams(), self.plans);
-        let decodes = exact.tiles == 0 && exact.tokens == exact.sequences;
+        let decodes = exact.tokens == exact.sequences;
         let graph = if self.graphs && decodes { self.graph(exact.sequences) } else { None };
         let groups = kv_groups(&self.program);
         let caches: Vec<_> = groups.iter().map(|group| self.cache(block_elements(group))).collect();
@@ -267,6 +266,13 @@ impl PaperProgram {
     }
 }
 
+/// Returns the number of keys in a tile of an instance of prefill attention: the last number among the arguments of its template,
+/// or 32.
+fn tile_keys(instance: &Instance) -> u64 {
+    let numbers = || instance.call.split([',', '>']).filter_map(|argument| argument.trim().parse().ok());
+    if instance.source == sources::ATTENTION_PREFILL { numbers().next_back().unwrap_or(32) } else { 32 }
+}
+
 /// A layer's attention in a step.
 struct Attended<'a> {
     exact: &'a StepShape,
@@ -286,15 +292,13 @@ impl Attended<'_> {
                 launch.work.tasks = self.exact.splits as u64 * self.heads.kv as u64 * tiles;
                 launch.work.iterations = launch.instance.as_ref().map_or(0, |instance| self.split_tiles(instance));
             }
-            Attention::Planned { .. } => {
-                let keys = self.tile_keys();
-                launch.work.asked = self.heads.q as u64 * keys * row;
-                // An iteration has a tile of 64 keys, or of 32 of large heads.
-                let tile = if self.heads.dim > 128 { 32 } else { 64 };
+            Attention::Planned { prefill, .. } | Attention::Tiled { prefill, .. } => {
+                let keys = self.tile_keys(prefill.tile.queries as usize);
+                launch.work.asked = self.heads.q as u64 / u64::from(prefill.tile.heads) * keys * row;
+                let tile = launch.instance.as_ref().map_or(1, tile_keys);
                 launch.work.iterations = keys.div_ceil(tile * self.exact.tiles.max(1) as u64);
             }
             Attention::Plain { .. } => launch.work.asked = self.heads.q as u64 * self.pairs() * row,
-            Attention::Segment { .. } => {}
         }
     }
 
@@ -310,9 +314,8 @@ impl Attended<'_> {
         keys.div_ceil(splits).div_ceil(KV_BLOCK as u64).div_ceil(warps)
     }
 
-    /// Returns the number of keys that the tiles of prefill see, added up.
-    fn tile_keys(&self) -> u64 {
-        let tile = PrefillPlan::QUERIES as usize;
+    /// Returns the number of keys that the tiles of prefill see, of `tile` queries each, added up.
+    fn tile_keys(&self, tile: usize) -> u64 {
         self.sum(|queries, before| {
             let ends = (0..queries).step_by(tile).map(|first| before + (first + tile).min(queries));
             ends.map(|end| end.min(self.window.map_or(usize::MAX, |window| window + tile)) as u64).sum()
