@@ -516,16 +516,28 @@ DEVICE float warp_max(float value) {
     return value;
 }
 
-// Sum and maximum over a CTA of whole warps: the same value in each thread, in one fixed order. `scratch` is shared
-// memory, one number per warp, and is free again on return.
+// Sums and maximum over a CTA of whole warps: the same values in each thread, in one fixed order. `scratch` is shared
+// memory, N numbers per warp, and is free again on return.
+template <int N>
+DEVICE void block_sums(float (&values)[N], float* scratch) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        values[i] = warp_sum(values[i]);
+        if (lane_id() == 0) scratch[warp_id() * N + i] = values[i];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        values[i] = 0.0f;
+        for (u32 warp = 0; warp < blockDim.x / 32; ++warp) values[i] += scratch[warp * N + i];
+    }
+    __syncthreads();
+}
+
 DEVICE float block_sum(float value, float* scratch) {
-    value = warp_sum(value);
-    if (lane_id() == 0) scratch[warp_id()] = value;
-    __syncthreads();
-    float sum = 0.0f;
-    for (u32 warp = 0; warp < blockDim.x / 32; ++warp) sum += scratch[warp];
-    __syncthreads();
-    return sum;
+    float values[1] = {value};
+    block_sums(values, scratch);
+    return values[0];
 }
 
 DEVICE float block_max(float value, float* scratch) {

@@ -11,7 +11,7 @@ use octavo_ops::testing::TestRng;
 use crate::attention::{Chunk, Path, Sequence, Setup};
 use crate::common::{in_every_order, rng};
 use crate::launcher::{Kernels, finding_races};
-use crate::{attention, experts, float8, latent, linear, lora, qkv_post, quantized, rows, sampling, skinny};
+use crate::{attention, experts, float8, fused, latent, linear, lora, qkv_post, quantized, rows, sampling, skinny};
 
 // ---------------------------------------------------------------------------------------- mutants
 
@@ -122,6 +122,7 @@ struct Case {
 
 const CASES: &[Case] = &[
     Case { name: "few rows on sm_80", files: &["gpu.h", "tiles.h"], run: skinny::check_parts },
+    Case { name: "few rows with a norm", files: &["cuda/gemv_fused.cu", "gpu.h"], run: fused::check_turns },
     Case {
         name: "attention on sm_80",
         files: &["cuda/attention_prefill.cu", "cuda/attention_decode.cu", "splits.h"],

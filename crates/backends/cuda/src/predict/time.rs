@@ -98,7 +98,8 @@ pub(super) struct LaunchTime {
 }
 
 /// Number of loads that wait for each other before and after a kernel's main loop. It follows from the sources: a decode plan, a block
-/// table, keys; partial results that another CTA merges; a norm's sum before its weights.
+/// table, keys; partial results that another CTA merges; a norm's sum before its weights. A product that normalises its input loads
+/// its first weights meanwhile, and they take longer.
 fn chain(source: Source, has_parts: bool) -> f64 {
     match source {
         sources::ATTENTION_DECODE | sources::ATTENTION_DECODE_VOLTA | sources::ATTENTION_LATENT => 5.0,
@@ -129,9 +130,10 @@ fn decode_stages(instance: &Instance) -> usize {
     instance.call.split([',', '>']).nth(4).and_then(|stages| stages.trim().parse().ok()).unwrap_or(2)
 }
 
-/// Returns whether a kernel has code for several cases, such as rows that are no multiple of 16 bytes, of which one runs.
+/// Returns whether a kernel has code for several cases, such as rows that are no multiple of 16 bytes or activations, of which one
+/// runs.
 fn has_cases(source: Source) -> bool {
-    [sources::ROWS, sources::QKV_POST, sources::IMAGES].contains(&source)
+    [sources::ROWS, sources::QKV_POST, sources::IMAGES, sources::GEMV_FUSED].contains(&source)
 }
 
 /// Returns whether a kernel multiplies on the tensor cores.
