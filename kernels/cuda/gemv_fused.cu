@@ -16,31 +16,40 @@ DEVICE float activate_gate(u32 kind, float gate) {
     return kind == PAIR_GELU ? activate<GELU>(gate) : activate<GELU_TANH>(gate);
 }
 
-// Writes the rows of the input, normalised if there is a norm, to shared memory.
+// Writes ROWS rows of the input, normalised if there is a norm, to shared memory. Rows beyond the last are computed as the last one
+// and their outputs are not written.
 template <class T, int ROWS>
 DEVICE void stage_rows(const FusedLinearParams& params, T* rows, float* scratch) {
     constexpr u32 N = WIDE<T>;
-    // Number of pieces of the norm's weight that a thread loads together with the input.
+    // Number of pieces of a row and of the norm's weight that a thread loads at once.
     constexpr u32 AHEAD = 2;
     const LinearParams& p = params.linear;
     const u32 first = threadIdx.x * N, step = NORM_THREADS * N;
     float weight[AHEAD][N];
-    if (params.norm_weight) {
+    const auto load_weight = [&](u32 c) {
 #pragma unroll
         for (u32 ahead = 0; ahead < AHEAD; ++ahead)
-            if (first + ahead * step < p.k) load_floats<N>(weight[ahead], params.norm_weight + first + ahead * step);
-    }
+            if (c + ahead * step < p.k) load_floats<N>(weight[ahead], params.norm_weight + c + ahead * step);
+    };
+    if (params.norm_weight) load_weight(first);
     float sums[ROWS] = {};
-    for (u32 c = first; c < p.k; c += step) {
-        Vec<T, N> x[ROWS];
+    for (u32 c0 = first; c0 < p.k; c0 += AHEAD * step) {
+        Vec<T, N> x[AHEAD][ROWS];
 #pragma unroll
-        for (u32 i = 0; i < ROWS; ++i)
-            if (i < p.m) x[i] = load<N>((const T*)p.input + (u64)i * p.k + c);
+        for (u32 ahead = 0; ahead < AHEAD; ++ahead)
 #pragma unroll
-        for (u32 i = 0; i < ROWS; ++i) {
-            if (i >= p.m) break;
-            sums[i] = add_squares(sums[i], x[i]);
-            store(rows + i * p.k + c, x[i]);
+            for (u32 i = 0; i < ROWS; ++i)
+                if (c0 + ahead * step < p.k)
+                    x[ahead][i] = load<N>((const T*)p.input + (u64)min(i, p.m - 1) * p.k + c0 + ahead * step);
+#pragma unroll
+        for (u32 ahead = 0; ahead < AHEAD; ++ahead) {
+            const u32 c = c0 + ahead * step;
+            if (c >= p.k) break;
+#pragma unroll
+            for (u32 i = 0; i < ROWS; ++i) {
+                sums[i] = add_squares(sums[i], x[ahead][i]);
+                store(rows + i * p.k + c, x[ahead][i]);
+            }
         }
     }
     if (params.norm_weight) {
@@ -48,24 +57,23 @@ DEVICE void stage_rows(const FusedLinearParams& params, T* rows, float* scratch)
 #pragma unroll
         for (u32 i = 0; i < ROWS; ++i) sums[i] = inverse_root(sums[i], p.k, params.eps);
         // Each thread reads back only its own elements.
-        const auto scale = [&](u32 c, const float(&of)[N]) {
+        for (u32 c0 = first; c0 < p.k; c0 += AHEAD * step) {
+            if (c0 != first) load_weight(c0);
 #pragma unroll
-            for (u32 i = 0; i < ROWS; ++i) {
-                if (i >= p.m) break;
-                Vec<T, N> x = load<N>(rows + i * p.k + c);
+            for (u32 ahead = 0; ahead < AHEAD; ++ahead) {
+                const u32 c = c0 + ahead * step;
+                if (c >= p.k) break;
 #pragma unroll
-                for (u32 e = 0; e < N; ++e)
-                    x.x[e] = from_float<T>(normed(to_float(x.x[e]), sums[i], of[e] + params.weight_offset, 0.0f));
-                store(rows + i * p.k + c, x);
+                for (u32 i = 0; i < ROWS; ++i) {
+                    Vec<T, N> y = load<N>(rows + i * p.k + c);
+#pragma unroll
+                    for (u32 e = 0; e < N; ++e) {
+                        const float scale = weight[ahead][e] + params.weight_offset;
+                        y.x[e] = from_float<T>(normed(to_float(y.x[e]), sums[i], scale, 0.0f));
+                    }
+                    store(rows + i * p.k + c, y);
+                }
             }
-        };
-#pragma unroll
-        for (u32 ahead = 0; ahead < AHEAD; ++ahead)
-            if (first + ahead * step < p.k) scale(first + ahead * step, weight[ahead]);
-        for (u32 c = first + AHEAD * step; c < p.k; c += step) {
-            float more[N];
-            load_floats<N>(more, params.norm_weight + c);
-            scale(c, more);
         }
     }
     __syncthreads();
@@ -88,7 +96,7 @@ DEVICE void write_activated(const FusedLinearParams& params, u32 column, const f
     ((T*)p.out)[(u64)row * p.out_stride + column] = from_float<T>(activate_gate(params.pairs, gate) * up);
 }
 
-// Grid: any number of CTAs, which take turns at pairs of outputs. Dynamic shared memory: the rows of the input.
+// Grid: any number of CTAs, which take turns at pairs of outputs. Dynamic shared memory: ROWS rows of the input.
 template <class T, class O, int ROWS>
 DEVICE void gemv_fused(const FusedLinearParams& params) {
     DYNAMIC_SHARED(shared);
@@ -113,8 +121,7 @@ DEVICE void gemv_fused(const FusedLinearParams& params) {
         float sums[ROWS][WARP_OUTPUTS] = {};
         u32 k0 = Pieces::first();
         while (true) {
-            // Rows beyond the last are computed as the last one and not written.
-            weight.multiply(sums, k0, p.k, [&](u32 i, u32 k) { return rows + min(i, p.m - 1) * p.k + k; });
+            weight.multiply(sums, k0, p.k, [&](u32 i, u32 k) { return rows + i * p.k + k; });
             k0 += Pieces::ALL;
             if (k0 >= p.k) break;
             weight.load_from(k0, p.k);

@@ -187,9 +187,9 @@ impl FusedLinearParams {
         [pairs.div_ceil(warps * rounds), 1, 1]
     }
 
-    /// Returns the dynamic shared memory in bytes of a launch with elements of this size.
-    pub fn dynamic_shared(&self, element: usize) -> usize {
-        self.linear.m as usize * self.linear.k as usize * element
+    /// Returns the dynamic shared memory in bytes of a launch of the instance for `rows` rows of elements of this size.
+    pub fn dynamic_shared(&self, rows: u32, element: usize) -> usize {
+        rows as usize * self.linear.k as usize * element
     }
 }
 

@@ -89,7 +89,7 @@ impl Case {
             reserved: 0,
         };
         let instance = manifest::gemv_fused(self.dtype, self.out, rows);
-        let shared = params.dynamic_shared(self.dtype.bytes());
+        let shared = params.dynamic_shared(rows, self.dtype.bytes());
         kernels.launch(order, &instance, params.grid(instance.threads, processors), shared, &params);
         out
     }

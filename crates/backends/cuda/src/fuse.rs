@@ -11,7 +11,7 @@ use crate::build::KernelId;
 use crate::dense::Way;
 use crate::forward::{Machine, Step};
 use crate::launcher::Launcher;
-use crate::linear::{ProductPart, for_rows};
+use crate::linear::ProductPart;
 use crate::lower::{Lowering, Stage, activation};
 
 /// A product with the norm before it, the activation after it, or both.
@@ -166,11 +166,10 @@ impl<L: Launcher> Machine<L> {
         let is_adapted = step.shape.adapted.iter().any(|adapted| adapted.tiles > 0);
         let Stage::Product { product, .. } = &self.stages[fusion.product] else { return Ok(false) };
         let is_gemv = product.parts[0].dense.choice.way(rows) == Way::Vectors;
-        let Some(kernel) = for_rows(&fusion.kernels, rows).filter(|_| rows > 0 && is_gemv && !is_adapted) else {
-            return Ok(false);
-        };
+        let mut kernels = fusion.kernels.iter().filter(|_| rows > 0 && is_gemv && !is_adapted);
+        let Some(&(most, kernel)) = kernels.find(|(most, _)| rows <= *most) else { return Ok(false) };
         let params = FusedLinearParams { linear: LinearParams { m: rows, ..fusion.params.linear }, ..fusion.params };
-        let shared = params.dynamic_shared(self.element as usize);
+        let shared = params.dynamic_shared(most, self.element as usize);
         if shared > FUSED_SHARED {
             return Ok(false);
         }
