@@ -4,8 +4,8 @@
 //
 // A CTA normalises all rows once, in shared memory. Its warps then take turns at pairs of outputs, which are adjacent or the gate
 // and the up of one output of the activation. The first weights are on their way before the norm.
-#include "activation.h"
 #include "gemv.h"
+#include "activation.h"
 #include "norm.h"
 
 // What a pair of outputs becomes: two outputs, or one by an activation.
@@ -26,12 +26,13 @@ DEVICE void stage_rows(const FusedLinearParams& params, T* rows, float* scratch)
     const LinearParams& p = params.linear;
     const u32 first = threadIdx.x * N, step = NORM_THREADS * N;
     float weight[AHEAD][N];
-    const auto load_weight = [&](u32 c) {
+    const auto load_scales = [&](u32 c) {
 #pragma unroll
         for (u32 ahead = 0; ahead < AHEAD; ++ahead)
             if (c + ahead * step < p.k) load_floats<N>(weight[ahead], params.norm_weight + c + ahead * step);
     };
-    if (params.norm_weight) load_weight(first);
+    if (params.norm_weight) load_scales(first);
+    wait_for_launch();
     float sums[ROWS] = {};
     for (u32 c0 = first; c0 < p.k; c0 += AHEAD * step) {
         Vec<T, N> x[AHEAD][ROWS];
@@ -58,7 +59,7 @@ DEVICE void stage_rows(const FusedLinearParams& params, T* rows, float* scratch)
         for (u32 i = 0; i < ROWS; ++i) sums[i] = inverse_root(sums[i], p.k, params.eps);
         // Each thread reads back only its own elements.
         for (u32 c0 = first; c0 < p.k; c0 += AHEAD * step) {
-            if (c0 != first) load_weight(c0);
+            if (c0 != first) load_scales(c0);
 #pragma unroll
             for (u32 ahead = 0; ahead < AHEAD; ++ahead) {
                 const u32 c = c0 + ahead * step;
@@ -119,13 +120,7 @@ DEVICE void gemv_fused(const FusedLinearParams& params) {
 
     while (pair < pairs) {
         float sums[ROWS][WARP_OUTPUTS] = {};
-        u32 k0 = Pieces::first();
-        while (true) {
-            weight.multiply(sums, k0, p.k, [&](u32 i, u32 k) { return rows + i * p.k + k; });
-            k0 += Pieces::ALL;
-            if (k0 >= p.k) break;
-            weight.load_from(k0, p.k);
-        }
+        weight.multiply_all(sums, p.k, [&](u32 i, u32 k) { return rows + i * p.k + k; });
         const u32 of = pair;
         pair += step;
         if (pair < pairs) begin(pair);

@@ -1,7 +1,10 @@
 // The loop of the products that read every weight once without tensor cores. A warp computes two outputs of all rows. A lane
 // accumulates its 16-byte pieces in order, then the lanes are added in one fixed order: a row's bits depend neither on the number
 // of rows nor on the other rows.
+//
+// The first weights are on their way before the launch before has ended.
 #pragma once
+#define WAITS_ITSELF
 #include "linear.h"
 
 // Number of outputs of a warp.
@@ -23,10 +26,21 @@ struct WeightPieces {
         for (u32 ahead = 0; ahead < AHEAD; ++ahead)
 #pragma unroll
             for (u32 j = 0; j < WARP_OUTPUTS; ++j)
-                if (k0 + ahead * STEP < k) pieces[ahead][j] = load_once(rows[j] + k0 + ahead * STEP);
+                if (k0 + ahead * STEP < k) pieces[ahead][j] = load_weight(rows[j] + k0 + ahead * STEP);
     }
 
-    // Adds the products of these pieces. `input(i, k)` returns the address of the inputs of row i from k on.
+    // Adds the products of all inputs, of which the first pieces have been loaded. `input(i, k)` returns the address of the inputs
+    // of row i from k on.
+    template <int ROWS, class Input>
+    DEVICE void multiply_all(float (&sums)[ROWS][WARP_OUTPUTS], u32 k, Input input) {
+        for (u32 k0 = first(); k0 < k;) {
+            multiply(sums, k0, k, input);
+            k0 += ALL;
+            load_from(k0, k);
+        }
+    }
+
+    // Adds the products of these pieces, from the input k0 on.
     template <int ROWS, class Input>
     DEVICE void multiply(float (&sums)[ROWS][WARP_OUTPUTS], u32 k0, u32 k, Input input) const {
 #pragma unroll

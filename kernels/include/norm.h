@@ -6,13 +6,13 @@
 // Number of threads that normalise a row. The order of its sum depends on it.
 constexpr u32 NORM_THREADS = 256;
 
-// Loads N floats, which are aligned to 16 bytes if there are four or more.
+// Loads N floats of a weight, which are aligned to 16 bytes if there are four or more.
 template <int N>
 DEVICE void load_floats(float* out, const float* address) {
     if constexpr (N % 4 == 0) {
 #pragma unroll
         for (int i = 0; i < N; i += 4) {
-            Vec<float, 4> x = load<4>(address + i);
+            Vec<float, 4> x = load_weight(address + i);
             for (int j = 0; j < 4; ++j) out[i + j] = x.x[j];
         }
     } else {

@@ -128,6 +128,11 @@ impl Chip {
         self.major >= 8
     }
 
+    /// Returns whether a launch on the chip may begin before the one before has ended.
+    pub const fn has_sm90(self) -> bool {
+        self.major >= 9
+    }
+
     /// Returns whether the chip has 8-bit floating-point numbers.
     pub const fn has_fp8(self) -> bool {
         self.major >= 9 || (self.major == 8 && self.minor >= 9)

@@ -86,7 +86,8 @@ fn source(name: &str) -> &'static str {
 }
 
 /// What orders the accesses of threads.
-const ORDERS: [&str; 4] = ["__syncthreads();", "__syncwarp();", "__threadfence();", "cp_async_wait<"];
+const ORDERS: [&str; 5] =
+    ["__syncthreads();", "__syncwarp();", "__threadfence();", "cp_async_wait<", "wait_for_launch();"];
 
 /// Returns the mutants of a file, each without one of its statements that order accesses.
 fn mutants(file: &'static str) -> Vec<Edit> {
@@ -122,6 +123,7 @@ struct Case {
 
 const CASES: &[Case] = &[
     Case { name: "few rows on sm_80", files: &["gpu.h", "tiles.h"], run: skinny::check_parts },
+    Case { name: "few rows", files: &["cuda/gemv.cu"], run: linear::check_vectors },
     Case { name: "few rows with a norm", files: &["cuda/gemv_fused.cu", "gpu.h"], run: fused::check_turns },
     Case {
         name: "attention on sm_80",

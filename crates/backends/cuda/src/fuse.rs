@@ -62,7 +62,7 @@ impl Found {
             // Other CTAs still read the input when the first write their outputs.
             Op::Norm(op) => {
                 let is_rms = op.kind == NormKind::Rms && op.bias.is_none() && op.add.is_none();
-                is_rms && op.out == input && op.input != input && op.input != written && is_dead(ops, input, product)
+                is_rms && op.out == input && op.input != written && is_dead(ops, input, product)
             }
             _ => false,
         });
@@ -176,5 +176,61 @@ impl<L: Launcher> Machine<L> {
         let grid = params.grid(self.launcher.threads(kernel), self.launcher.processors());
         self.launcher.launch(kernel, grid, Some(shared as u32), &params)?;
         Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use octavo_ops::Program;
+    use octavo_ops::testing::{NormPlacement, TinyExperts, TinyModel};
+
+    use super::*;
+
+    /// Returns what is fused in a program: for each product with something, whether it is a norm and an activation.
+    fn found(program: &Program) -> Vec<(bool, bool)> {
+        let ops = program.forward_ops();
+        let found = (0..ops.len()).filter_map(|product| Found::around(ops, product));
+        found.map(|found| (found.norm.is_some(), found.glu.is_some())).collect()
+    }
+
+    fn program(model: &TinyModel) -> Program {
+        model.build().unwrap().0
+    }
+
+    #[test]
+    fn norms_and_activations_are_fused_with_the_product_between() {
+        let layer = [(true, false), (true, true)];
+        let model = TinyModel { placement: NormPlacement::Sandwich, ..TinyModel::default() };
+        assert_eq!(
+            found(&program(&model)),
+            [layer, layer].concat().into_iter().chain([(true, false)]).collect::<Vec<_>>()
+        );
+        // A norm that adds to the residual stream is one launch of its own.
+        let expected = [(true, false), (false, true), (false, true), (true, false)];
+        assert_eq!(found(&program(&TinyModel::default())), expected);
+    }
+
+    #[test]
+    fn what_others_read_is_computed_apart() {
+        let model = TinyModel { placement: NormPlacement::Sandwich, ..TinyModel::default() };
+        let mut program = program(&model);
+        let product = (0..program.ops.len()).find(|&at| Found::around(&program.ops, at).is_some()).unwrap();
+        // A second product reads the norm's output.
+        program.ops.insert(product + 1, program.ops[product].clone());
+        assert_eq!(Found::around(&program.ops, product), None);
+        // Experts read the norm's output after the router.
+        let experts = TinyModel { experts: Some(TinyExperts::default()), ..model };
+        assert_eq!(found(&experts.build().unwrap().0), [(true, false); 3]);
+    }
+
+    #[test]
+    fn a_product_does_not_write_what_its_norm_reads() {
+        let mut program = program(&TinyModel { placement: NormPlacement::Sandwich, ..TinyModel::default() });
+        let product = (0..program.ops.len()).find(|&at| Found::around(&program.ops, at).is_some()).unwrap();
+        let Op::Norm(norm) = &program.ops[product - 1] else { panic!("a norm") };
+        let read = norm.input;
+        let Op::Linear(linear) = &mut program.ops[product] else { panic!("the projection of q, k and v") };
+        linear.out = read;
+        assert_eq!(Found::around(&program.ops, product), None);
     }
 }
