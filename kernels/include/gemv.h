@@ -33,10 +33,10 @@ struct WeightPieces {
     // of row i from k on.
     template <int ROWS, class Input>
     DEVICE void multiply_all(float (&sums)[ROWS][WARP_OUTPUTS], u32 k, Input input) {
-        for (u32 k0 = first(); k0 < k;) {
-            multiply(sums, k0, k, input);
-            k0 += ALL;
+        multiply(sums, first(), k, input);
+        for (u32 k0 = first() + ALL; k0 < k; k0 += ALL) {
             load_from(k0, k);
+            multiply(sums, k0, k, input);
         }
     }
 
