@@ -2,7 +2,8 @@
 // bandwidth limits all of them, so loads are 16 bytes wide and nothing is read twice.
 //
 // Rows are moved N elements at a time: 16 bytes if a row is a multiple of that, else one element.
-#include "gpu.h"
+#include "activation.h"
+#include "norm.h"
 
 // ------------------------------------------------------------------------------------------- embedding
 
@@ -40,20 +41,6 @@ DEVICE void embed(const EmbedParams& p) {
 constexpr bool RMS = false;
 constexpr bool LAYER = true;
 
-// Loads N floats, which are aligned to 16 bytes if there are four or more.
-template <int N>
-DEVICE void load_floats(float* out, const float* address) {
-    if constexpr (N % 4 == 0) {
-#pragma unroll
-        for (int i = 0; i < N; i += 4) {
-            Vec<float, 4> x = load<4>(address + i);
-            for (int j = 0; j < 4; ++j) out[i + j] = x.x[j];
-        }
-    } else {
-        for (int i = 0; i < N; ++i) out[i] = address[i];
-    }
-}
-
 // Stores the row in `row` as f32, after a residual before the norm has been added and stored. Each thread reads back
 // only its own elements.
 template <int N, bool IS_LAYER, class T>
@@ -71,24 +58,26 @@ DEVICE void norm_row(const NormParams& p, T* out, const T* input, T* residual, f
             store(residual + c, x);
         }
 #pragma unroll
-        for (int i = 0; i < N; ++i) {
-            float value = to_float(x.x[i]);
-            row[c + i] = value;
-            sum += IS_LAYER ? value : value * value;
+        for (int i = 0; i < N; ++i) row[c + i] = to_float(x.x[i]);
+        if constexpr (IS_LAYER) {
+#pragma unroll
+            for (int i = 0; i < N; ++i) sum += row[c + i];
+        } else {
+            sum = add_squares(sum, x);
         }
     }
-    float mean = 0.0f, variance = block_sum(sum, scratch) / p.cols;
+    float mean = 0.0f, squares = block_sum(sum, scratch);
     if constexpr (IS_LAYER) {
         // The variance takes a second pass: E[x²] − E[x]² would cancel if the mean is large.
-        mean = variance;
-        float squares = 0.0f;
+        mean = squares / p.cols;
+        squares = 0.0f;
         for (u32 c = first; c < p.cols; c += step) {
 #pragma unroll
             for (int i = 0; i < N; ++i) squares += (row[c + i] - mean) * (row[c + i] - mean);
         }
-        variance = block_sum(squares, scratch) / p.cols;
+        squares = block_sum(squares, scratch);
     }
-    const float inverse = rsqrtf(variance + p.eps);
+    const float inverse = inverse_root(squares, p.cols, p.eps);
     for (u32 c = first; c < p.cols; c += step) {
         float weight[N], bias[N] = {};
         load_floats<N>(weight, p.weight + c);
@@ -97,7 +86,7 @@ DEVICE void norm_row(const NormParams& p, T* out, const T* input, T* residual, f
         if (addend) add = load<N>(addend + c);
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-            const float value = (row[c + i] - mean) * inverse * (weight[i] + p.weight_offset) + bias[i];
+            const float value = normed(row[c + i] - mean, inverse, weight[i] + p.weight_offset, bias[i]);
             y.x[i] = from_float<T>(addend ? value + to_float(add.x[i]) : value);
         }
         store(out + c, y);
@@ -121,19 +110,6 @@ DEVICE void norm(const NormParams& p) {
 }
 
 // ------------------------------------------------------------------------------------------- activation
-
-enum Activation { SILU, GELU, GELU_TANH, TANH, CLAMPED_SWIGLU };
-
-template <Activation KIND>
-DEVICE float activate(float x) {
-    static_assert(KIND != CLAMPED_SWIGLU, "it needs a gate");
-    if constexpr (KIND == SILU) return x * sigmoid(x);
-    if constexpr (KIND == TANH) return tanhf(x);
-    // 1 + erf would cancel below 0.
-    if constexpr (KIND == GELU) return 0.5f * x * erfcf(-0.70710678118654752440f * x);
-    // ½ (1 + tanh u) is the sigmoid of 2u; here u = √(2/π) (x + 0.044715 x³).
-    return x * sigmoid(1.59576912160573071176f * (x + 0.044715f * x * x * x));
-}
 
 template <Activation KIND>
 DEVICE float gated(const GluParams& p, float gate, float up) {

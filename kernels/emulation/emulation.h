@@ -70,6 +70,8 @@ constexpr bool FINDS_RACES = false;
 void atomic_access(const void* address, u32 bytes, const void* site);
 // A load by a path that does not see stores of the same launch (ld.global.nc).
 void read_only_access(const void* address, u32 bytes);
+// A load of weights by the same path, which a thread may do before wait_for_launch().
+void weight_access(const void* address, u32 bytes);
 void fence();
 // The operation of __syncwarp.
 void order_lanes(const Offer* offers, u32 mask);
@@ -91,7 +93,10 @@ struct Kernel {
 #define DYNAMIC_SHARED(NAME) unsigned char* const NAME = emu::dynamic_shared()
 
 #define KERNEL(NAME, THREADS, PARAMS, ...)                                                             \
-    static void NAME(const void* params) { __VA_ARGS__(*static_cast<const PARAMS*>(params)); }         \
+    static void NAME(const void* params) {                                                             \
+        BEGIN_KERNEL();                                                                                \
+        __VA_ARGS__(*static_cast<const PARAMS*>(params));                                              \
+    }                                                                                                  \
     static const emu::Kernel NAME##_kernel(#NAME, NAME, sizeof(PARAMS), THREADS);
 #define KERNEL_RESIDENT(NAME, THREADS, CTAS, PARAMS, ...) KERNEL(NAME, THREADS, PARAMS, __VA_ARGS__)
 
@@ -292,6 +297,12 @@ DEVICE uint2 load_once_if(const uint2* address, bool valid) {
     if (valid) check_access(address, sizeof *address);
     return valid ? __ldg(address) : uint2{0, 0};
 }
+EMU_UNREPORTED inline uint4 unreported(const uint4* address) { return *address; }
+DEVICE uint4 load_weight(const uint4* address) {
+    check_access(address, sizeof *address);
+    if constexpr (emu::FINDS_RACES) emu::weight_access(address, sizeof *address);
+    return unreported(address);
+}
 inline uint2 load_fresh(const uint2* address) {
     check_access(address, sizeof *address);
     return *address;
@@ -300,6 +311,10 @@ inline uint4 load_fresh(const uint4* address) {
     check_access(address, sizeof *address);
     return *address;
 }
+// The launch before has ended when one begins here. Every thread must wait for it all the same, and a library that finds races
+// checks what a thread does before.
+inline void allow_next_launch() {}
+void wait_for_launch();
 inline int dot4(int a, int b, int sum) {
     for (int i = 0; i < 32; i += 8) sum += (int8_t)(a >> i) * (int8_t)(b >> i);
     return sum;

@@ -133,6 +133,19 @@ struct Party {
     fail(text.c_str());
 }
 
+[[noreturn]] void report_early(uintptr_t address, const Party& now) {
+    static thread_local std::string text;
+    text = "race at " + place_name(address) + ": " + now.what + " by " + thread_name(now.thread) + site_name(now.site) +
+           ", which has not waited for the launch before";
+    fail(text.c_str());
+}
+
+bool is_shared(uintptr_t address) {
+    for (const Shared& array : shared_memory())
+        if (address - (uintptr_t)array.start < array.bytes) return true;
+    return false;
+}
+
 constexpr const char* UNORDERED = "; nothing orders them";
 
 const char* name(Access kind) {
@@ -352,7 +365,7 @@ void join_lanes(const std::vector<Thread*>& lanes) {
 
 // ------------------------------------------------------------------------------------------- what threads do
 
-void access(const void* pointer, size_t bytes, Access kind, const void* site) {
+void access(const void* pointer, size_t bytes, Access kind, const void* site, bool of_weight) {
     Thread* const thread = running;
     if (!thread) return;
     const uintptr_t address = (uintptr_t)pointer;
@@ -360,6 +373,7 @@ void access(const void* pointer, size_t bytes, Access kind, const void* site) {
     const auto within = [&](const void* start, size_t size) { return address - (uintptr_t)start < size; };
     if (within(thread->stack, thread->stack_bytes) || within(d.quiet, d.quiet_bytes) || within(d.params, d.params_size)) return;
     const Event event{*thread, kind, site_of(site), false};
+    if (!thread->waited && !of_weight && !is_shared(address)) report_early(address, event.party());
     perform(event, address, bytes);
     if (!event.atomic()) return;
     Clock& published = detector().published[address];
@@ -393,6 +407,10 @@ void atomic_access(const void* address, u32 bytes, const void* site) { races::ac
 
 void read_only_access(const void* address, u32 bytes) {
     races::access(address, bytes, races::Access::READ_ONLY, __builtin_return_address(0));
+}
+
+void weight_access(const void* address, u32 bytes) {
+    races::access(address, bytes, races::Access::READ_ONLY, __builtin_return_address(0), true);
 }
 
 void fence() {

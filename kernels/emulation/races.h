@@ -12,6 +12,9 @@
 // - at __syncwarp, of the lanes of its mask. Shuffles, votes, ldmatrix and mma order nothing, as CUDA says of them;
 // - at a __threadfence after an atomic operation, of what other threads knew at their last __threadfence before an atomic
 //   operation on the same address. Volatile accesses count as atomic loads and stores.
+//
+// A launch may begin before the one before has ended, so an access of global memory before wait_for_launch() is a race, unless it
+// is a load of weights.
 #pragma once
 #include <utility>
 #include <vector>
@@ -35,6 +38,7 @@ struct Clock {
 struct Thread {
     static constexpr u32 NONE = ~0u;
     u32 number = NONE, cta = 0, time = 1;
+    bool waited = false;  // for the launch before
     // Its local memory, which no other thread accesses.
     const void* stack = nullptr;
     size_t stack_bytes = 0;
@@ -65,7 +69,8 @@ void run(Thread* thread);
 
 void join_cta(const std::vector<Thread*>& threads);
 void join_lanes(const std::vector<Thread*>& lanes);
-void access(const void* address, size_t bytes, Access kind, const void* site);
+// A thread that has not waited for the launch before accesses only weights in global memory.
+void access(const void* address, size_t bytes, Access kind, const void* site, bool of_weight = false);
 void copy_begins(const void* shared, const void* global, const void* site);
 void copy_ends(const void* shared, const void* global, const void* site);
 

@@ -73,6 +73,7 @@ struct Fiber {
     char* stack = nullptr;
     Dim3 thread;
     u32 lane = 0;
+    bool waited = false;  // for the launch before
     Warp* warp = nullptr;
     CopyQueue copies;
     // Accesses to shared memory, if they are counted.
@@ -260,6 +261,7 @@ void run_thread() {
     Machine& m = machine();
     m.kernel->run(m.params);
     Fiber* self = m.running;
+    if (!self->waited) fail("a thread ends that has not waited for the launch before");
     u32 bit = 1u << self->lane;
     self->warp->alive &= ~bit;
     self->warp->ready &= ~bit;
@@ -280,6 +282,7 @@ void prepare_fiber(Machine& m, Cta& cta, u32 number) {
     const Dim3& size = m.builtins.block_size;
     fiber.thread = {number % size.x, number / size.x % size.y, number / (size.x * size.y)};
     fiber.lane = number % 32;
+    fiber.waited = false;
     fiber.warp = &cta.warps[number / 32];
     fiber.warp->lanes[fiber.lane] = &fiber;
     fiber.copies.copies.clear();
@@ -513,6 +516,12 @@ void warp_operation(u32 mask, const Offer& offer, Operation operation, const cha
 }  // namespace emu
 
 using namespace emu;
+
+void wait_for_launch() {
+    Fiber* self = machine().running;
+    self->waited = true;
+    self->race.waited = true;
+}
 
 extern "C" {
 

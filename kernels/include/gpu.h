@@ -4,6 +4,10 @@
 //
 // Rules for kernels: they include only this header, declare shared memory through SHARED_ARRAY and DYNAMIC_SHARED, and
 // leave PTX to this file.
+//
+// From sm_90 on, a launch may begin while the one before it ends. Every kernel waits for that one, so whatever was launched earlier
+// has ended too. The entry point waits before it runs the template. A file that defines WAITS_ITSELF before it includes this one
+// calls wait_for_launch() in each thread: before it, a thread may load weights by load_weight, and accesses no other global memory.
 #pragma once
 #include "params.h"
 
@@ -54,8 +58,23 @@ struct e4m3 {
     ENTRY_POINT(NAME, __launch_bounds__(THREADS, CTAS), PARAMS, __VA_ARGS__)
 #define ENTRY_POINT(NAME, BOUNDS, PARAMS, ...)                                              \
     extern "C" __global__ void BOUNDS NAME(const __grid_constant__ PARAMS params) {         \
+        BEGIN_KERNEL();                                                                     \
         __VA_ARGS__(params);                                                                \
     }
+
+// Lets the next launch begin as soon as all CTAs of this one have begun. It waits for the end of this one itself.
+DEVICE void allow_next_launch() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Waits until the launch before has ended and its writes are visible; at once if this one has not begun early.
+DEVICE void wait_for_launch() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 DEVICE float to_float(f16 value) {
     float result;
@@ -139,7 +158,10 @@ DEVICE uint4 load_once(const uint4* address) {
     return result;
 }
 
-// Does the same, or returns zeros if not `valid`, without a branch, so that later loads need not wait for it.
+// Does the same for weights, which no launch writes.
+DEVICE uint4 load_weight(const uint4* address) { return load_once(address); }
+
+// Does the same as load_once, or returns zeros if not `valid`, without a branch, so that later loads need not wait for it.
 DEVICE uint4 load_once_if(const uint4* address, bool valid) {
     uint4 result = {0, 0, 0, 0};
     asm volatile("{ .reg .pred valid; setp.ne.u32 valid, %5, 0;\n"
@@ -312,6 +334,12 @@ DEVICE void mma_m8n8k4_row_row(float* d, const u32* a, const u32* b) { MMA_M8N8K
 #include "emulation.h"
 #endif  // __CUDACC__
 
+#ifdef WAITS_ITSELF
+#define BEGIN_KERNEL() allow_next_launch()
+#else
+#define BEGIN_KERNEL() allow_next_launch(), wait_for_launch()
+#endif
+
 // ------------------------------------------------------------------------------------------- shared by both
 
 constexpr u32 ALL_LANES = 0xffffffffu;
@@ -407,6 +435,14 @@ template <class T>
 DEVICE Vec<T, WIDE<T>> load_once(const T* address) {
     Vec<T, WIDE<T>> result;
     result.registers = load_once((const uint4*)address);
+    return result;
+}
+
+// Loads 16 bytes of weights, which no launch writes.
+template <class T>
+DEVICE Vec<T, WIDE<T>> load_weight(const T* address) {
+    Vec<T, WIDE<T>> result;
+    result.registers = load_weight((const uint4*)address);
     return result;
 }
 
@@ -537,16 +573,28 @@ DEVICE float warp_max(float value) {
     return value;
 }
 
-// Sum and maximum over a CTA of whole warps: the same value in each thread, in one fixed order. `scratch` is shared
-// memory, one number per warp, and is free again on return.
+// Sums and maximum over a CTA of whole warps: the same values in each thread, in one fixed order. `scratch` is shared
+// memory, N numbers per warp, and is free again on return.
+template <int N>
+DEVICE void block_sums(float (&values)[N], float* scratch) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        values[i] = warp_sum(values[i]);
+        if (lane_id() == 0) scratch[warp_id() * N + i] = values[i];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        values[i] = 0.0f;
+        for (u32 warp = 0; warp < blockDim.x / 32; ++warp) values[i] += scratch[warp * N + i];
+    }
+    __syncthreads();
+}
+
 DEVICE float block_sum(float value, float* scratch) {
-    value = warp_sum(value);
-    if (lane_id() == 0) scratch[warp_id()] = value;
-    __syncthreads();
-    float sum = 0.0f;
-    for (u32 warp = 0; warp < blockDim.x / 32; ++warp) sum += scratch[warp];
-    __syncthreads();
-    return sum;
+    float values[1] = {value};
+    block_sums(values, scratch);
+    return values[0];
 }
 
 DEVICE float block_max(float value, float* scratch) {

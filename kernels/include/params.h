@@ -269,6 +269,16 @@ struct SkinnyLinearParams {
     u32 reserved;
 };
 
+// Like LinearParams, with the norm of the input and the activation of the output.
+struct FusedLinearParams {
+    const float* norm_weight;  // [k], or null if the input is not normalised
+    LinearParams linear;       // input: T [m, k] before the norm; out: [m, n] O, or [m, n / 2] T after an activation
+    float eps;
+    float weight_offset;       // value added to the norm's weight
+    u32 pairs;                 // what two outputs become: 0: two outputs; 1, 2, 3: act(gate) * up by silu, gelu, gelu with tanh
+    u32 reserved;
+};
+
 // ------------------------------------------------------------------------------------------- linear: cuda/quantized.cu
 
 // The planes of a repacked weight [n, k] (see QuantLayout in Rust). Planes that a format lacks are null.

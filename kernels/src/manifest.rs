@@ -22,9 +22,10 @@ pub use experts::{ExpertProduct, ExpertTiles, expert_gemm, expert_gemv, expert_s
 pub use fill::fill;
 pub use images::{MediaMove, embed_taps, mean_rows, media_rows, patches};
 pub use linear::{
-    GEMM_F8_TILE, GEMM_QUANT_TILES, GemmTile, SKINNY_STAGES, SKINNY_TILES, STAGE_INPUTS, dequantize, gemm, gemm_f8,
-    gemm_quant, gemm_skinny, gemv, gemv_cutoff, gemv_quant, gemv_rows, library_cutoff, mmvq, mmvq_rows,
-    quantize_activations, quantize_f8, quantize_f8_groups, scale_f8, skinny_most, skinny_rows,
+    FUSED_ROWS, FUSED_SHARED, GEMM_F8_TILE, GEMM_QUANT_TILES, GemmTile, Pairs, SKINNY_STAGES, SKINNY_TILES,
+    STAGE_INPUTS, dequantize, gemm, gemm_f8, gemm_quant, gemm_skinny, gemv, gemv_cutoff, gemv_fused, gemv_quant,
+    gemv_rows, library_cutoff, mmvq, mmvq_rows, quantize_activations, quantize_f8, quantize_f8_groups, scale_f8,
+    skinny_most, skinny_rows,
 };
 pub use lora::{lora_expand, lora_expand_table, lora_pairs, lora_shrink};
 pub use rows::{
@@ -125,6 +126,11 @@ impl Chip {
     /// Returns whether the chip has bf16, `cp.async`, `ldmatrix` and the tensor-core instructions of Ampere.
     pub const fn has_sm80(self) -> bool {
         self.major >= 8
+    }
+
+    /// Returns whether a launch on the chip may begin before the one before has ended.
+    pub const fn has_sm90(self) -> bool {
+        self.major >= 9
     }
 
     /// Returns whether the chip has 8-bit floating-point numbers.

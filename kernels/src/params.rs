@@ -23,7 +23,10 @@ pub use experts::{
 };
 pub use fill::{FILL_CTAS, FillParams};
 pub use images::{EmbedTapsParams, MeanRowsParams, MediaRowsParams, PatchesParams};
-pub use linear::{DequantizeParams, LinearParams, QuantLinearParams, QuantWeight, QuantizeParams, SkinnyLinearParams};
+pub use linear::{
+    DequantizeParams, FUSED_CTAS, FusedLinearParams, LinearParams, QuantLinearParams, QuantWeight, QuantizeParams,
+    SkinnyLinearParams,
+};
 pub use lora::{
     LORA_COLUMNS, LORA_MAX_RANK, LORA_OUTPUTS, LORA_PAIRS_THREADS, LORA_PIECE, LORA_ROWS, LORA_TILE_WORDS,
     LoraPairsParams, LoraParams, LoraPart, lora_splits,

@@ -54,6 +54,8 @@ sources! {
     GEMM_F32 = "cuda/gemm_f32.cu",
     /// Products of few rows: the weight is read once, at the bandwidth of memory.
     GEMV = "cuda/gemv.cu",
+    /// The same together with the norm before and the activation after a product.
+    GEMV_FUSED = "cuda/gemv_fused.cu",
     /// Products with quantised weights, and their dequantisation.
     QUANTIZED = "cuda/quantized.cu",
     /// Products of 16-bit activations with quantised weights, on the tensor cores of sm_80 and later.
@@ -74,9 +76,12 @@ sources! {
 pub const HEADERS: &[(&str, &str)] = &[
     ("gpu.h", include_str!("../include/gpu.h")),
     ("params.h", include_str!("../include/params.h")),
+    ("activation.h", include_str!("../include/activation.h")),
     ("attention.h", include_str!("../include/attention.h")),
     ("experts.h", include_str!("../include/experts.h")),
+    ("gemv.h", include_str!("../include/gemv.h")),
     ("linear.h", include_str!("../include/linear.h")),
+    ("norm.h", include_str!("../include/norm.h")),
     ("rope.h", include_str!("../include/rope.h")),
     ("splits.h", include_str!("../include/splits.h")),
     ("sampling.h", include_str!("../include/sampling.h")),

@@ -197,6 +197,7 @@ int release(uint64_t address, bool pinned) {
 using Work = std::function<int()>;
 struct Stream {
     bool capturing = false;
+    bool after_kernel = false;  // whether the last work is a kernel
     std::vector<Work> recorded, waiting;
     uint64_t done = 0;
 };
@@ -212,6 +213,7 @@ struct Event {
 int submit(void* handle, Work work) {
     auto* stream = (Stream*)handle;
     if (!stream) return INVALID_HANDLE;
+    stream->after_kernel = false;
     (stream->capturing ? stream->recorded : stream->waiting).push_back(std::move(work));
     return SUCCESS;
 }
@@ -533,12 +535,27 @@ API int cuFuncSetAttribute(void* function, int attribute, int value) {
     return SUCCESS;
 }
 
+struct Attribute {
+    int id;
+    alignas(8) int value;
+    char rest[60];
+};
 struct LaunchConfig {
     unsigned grid[3], block[3], shared;
     void* stream;
-    void* attributes;
+    const Attribute* attributes;
     unsigned attribute_count;
 };
+
+// Returns whether a launch may have these attributes: none, or the one by which it may begin before the kernel before has ended.
+bool attributes_fit(const LaunchConfig& config) {
+    if (!config.attribute_count) return true;
+    const auto* stream = (const Stream*)config.stream;
+    const Attribute& one = config.attributes[0];
+    calls["programmatic launch"]++;
+    return config.attribute_count == 1 && one.id == 6 && one.value == 1 && devices()[current].capability >= 90 && stream &&
+           stream->after_kernel;
+}
 
 API int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** arguments, void** extra) {
     ENTER();
@@ -548,13 +565,13 @@ API int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** argu
     // The launch bounds come from KERNEL: fewer threads would run on a GPU, but no kernel supports that.
     bool block_fits = block[0] == found->threads && block[1] == 1 && block[2] == 1;
     if (!grid_fits || !block_fits || (int)config->shared > found->allowed_shared || found->device != current || extra ||
-        config->attribute_count) {
+        !attributes_fit(*config)) {
         return INVALID_VALUE;
     }
     auto params = std::make_shared<std::string>((const char*)arguments[0], found->params_bytes);
     std::array<uint32_t, 3> blocks{grid[0], grid[1], grid[2]}, threads{block[0], 1, 1};
     unsigned shared = config->shared;
-    return submit(config->stream, [=] {
+    int error = submit(config->stream, [=] {
         const Object& object = *found->object;
         if (!object.launch(found->name.c_str(), blocks.data(), threads.data(), shared, params->data(), params->size())) {
             return SUCCESS;
@@ -562,6 +579,8 @@ API int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** argu
         fprintf(stderr, "stand-in driver: %s\n", object.error());
         return LAUNCH_FAILED;
     });
+    if (!error) ((Stream*)config->stream)->after_kernel = true;
+    return error;
 }
 
 API int cuStreamBeginCapture_v2(void* stream, int) {
@@ -569,6 +588,7 @@ API int cuStreamBeginCapture_v2(void* stream, int) {
     auto* found = (Stream*)stream;
     if (!found || found->capturing) return INVALID_VALUE;
     found->capturing = true;
+    found->after_kernel = false;
     captures++;
     return SUCCESS;
 }
@@ -577,6 +597,7 @@ API int cuStreamEndCapture(void* stream, void** graph) {
     auto* found = (Stream*)stream;
     if (!found->capturing) return INVALID_VALUE;
     found->capturing = false;
+    found->after_kernel = false;
     captures--;
     std::vector<Work> recorded = std::move(found->recorded);
     found->recorded.clear();

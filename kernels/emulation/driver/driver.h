@@ -5,7 +5,8 @@
 // The stand-in reproduces the behaviour that exposes mistakes. Work on a stream runs only when somebody waits for it,
 // so results that are read too early are missing, and host memory, page-locked or not, that is overwritten too early is
 // read with its new content. Memory is NaN until it is written. An allocation during a capture is an error, and so is a
-// launch with the wrong number of threads, with more shared memory than was allowed, or of code for another chip.
+// launch with the wrong number of threads, with more shared memory than was allowed, or of code for another chip. A launch that may
+// begin early must follow a kernel, and begins after it all the same.
 // Concurrent streams and time are not modelled.
 #pragma once
 #include <cstddef>

@@ -1,7 +1,10 @@
 //! Instances for matrix products (`Linear`, `Logits`) and for quantised weights.
 
-use super::{Chip, Chips, Dtype, Instance};
-use crate::params::{DequantizeParams, LinearParams, QuantLinearParams, QuantizeParams, SkinnyLinearParams};
+use super::{Activation, Chip, Chips, Dtype, Instance};
+use crate::params::{
+    DequantizeParams, FUSED_CTAS, FusedLinearParams, LinearParams, QuantLinearParams, QuantizeParams,
+    SkinnyLinearParams,
+};
 use crate::parts::{SKINNY_OUTPUTS, SKINNY_ROWS};
 use crate::quant::QuantFormat;
 use crate::sources;
@@ -114,6 +117,48 @@ pub fn gemv(dtype: Dtype, out: Dtype, rows: u32) -> Instance {
         (Dtype::F16, 4) => instance.resident(5),
         _ => instance,
     }
+}
+
+/// Numbers of rows with [`gemv_fused`] instances.
+pub const FUSED_ROWS: [u32; 3] = [1, 2, 4];
+
+/// Maximum shared memory of a CTA of [`gemv_fused`] for the rows of its input, in bytes. A V100 holds [`FUSED_CTAS`] such CTAs.
+pub const FUSED_SHARED: usize = 40 << 10;
+
+/// What a pair of outputs of [`gemv_fused`] becomes, as a number for the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pairs {
+    /// Two outputs.
+    Plain = 0,
+    /// `silu(gate) · up`.
+    Silu = 1,
+    /// `gelu(gate) · up`.
+    Gelu = 2,
+    /// `gelu(gate) · up` with the tanh approximation.
+    GeluTanh = 3,
+}
+
+impl Pairs {
+    /// Returns the pairs of an activation, if the kernel has it.
+    pub const fn of(activation: Activation) -> Option<Self> {
+        match activation {
+            Activation::Silu => Some(Self::Silu),
+            Activation::Gelu => Some(Self::Gelu),
+            Activation::GeluTanh => Some(Self::GeluTanh),
+            Activation::Tanh | Activation::ClampedSwiglu => None,
+        }
+    }
+}
+
+/// Returns the instance for the dense product of 16-bit types with at most `rows` rows ([`FUSED_ROWS`]) together with the norm of
+/// its input and the activation of its output. A row has the bits of [`norm`](super::norm), [`gemv`] and [`glu`](super::glu).
+pub fn gemv_fused(dtype: Dtype, out: Dtype, rows: u32) -> Instance {
+    let call = format!("gemv_fused<{}, {}, {rows}>", dtype.c_name(), out.c_name());
+    let name = format!("gemv_fused_{}_m{rows}", types(dtype, out));
+    Instance::new::<FusedLinearParams>(sources::GEMV_FUSED, name, call, 256)
+        .typed(dtype)
+        .with_shared(FUSED_SHARED)
+        .resident(FUSED_CTAS)
 }
 
 /// Numbers of rows with [`gemm_skinny`] instances: tiles of eight, which tensor cores multiply at once.
@@ -278,6 +323,9 @@ pub(super) fn all(chip: Chip) -> Vec<Instance> {
         for out in outs {
             instances.extend(GemmTile::ALL.map(|tile| gemm(chip, dtype, out, tile)));
             instances.extend(GEMV_ROWS.map(|rows| gemv(dtype, out, rows)));
+            if dtype != Dtype::F32 {
+                instances.extend(FUSED_ROWS.map(|rows| gemv_fused(dtype, out, rows)));
+            }
             if chip.has_sm80() && dtype != Dtype::F32 {
                 instances.extend(SKINNY_TILES.map(|rows| gemm_skinny(dtype, out, rows)));
             }

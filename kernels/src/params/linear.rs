@@ -47,6 +47,23 @@ params! {
         reserved: u32,
     }
 
+    /// Does the same for few rows with `gemv_fused`, together with the RMS norm of the input and the activation of the output.
+    FusedLinearParams {
+        /// f32 `[K]`: weight of the norm; null if the input is not normalised.
+        norm_weight: DevicePtr,
+        /// The product, of the input before the norm. With an activation, the first half of the N outputs are gates, the others
+        /// ups, `out` is T `[M, N / 2]`, and there is neither an addend nor a cap.
+        linear: LinearParams,
+        /// Value added under the root of the norm.
+        eps: f32,
+        /// Value added to the weight of the norm.
+        weight_offset: f32,
+        /// What a pair of outputs becomes: a [`Pairs`](crate::manifest::Pairs).
+        pairs: u32,
+        /// Unused.
+        reserved: u32,
+    }
+
     /// Addresses of the planes of a repacked weight, see [`QuantLayout`](crate::quant::QuantLayout), which also fills
     /// it. Planes that the format lacks are null.
     QuantWeight {
@@ -155,6 +172,24 @@ impl SkinnyLinearParams {
     /// Returns the grid of a launch of [`gemm_skinny`](crate::manifest::gemm_skinny).
     pub fn grid(&self) -> [u32; 3] {
         [self.linear.n.div_ceil(SKINNY_OUTPUTS), InputParts::count_of(self.linear.k, self.steps), 1]
+    }
+}
+
+/// Number of CTAs of [`gemv_fused`](crate::manifest::gemv_fused) that a multiprocessor holds at once at least.
+pub const FUSED_CTAS: u32 = 2;
+
+impl FusedLinearParams {
+    /// Returns the grid of a launch of [`gemv_fused`](crate::manifest::gemv_fused) with `threads` threads per CTA on a device of this
+    /// many multiprocessors: all CTAs run at once and have the same number of outputs.
+    pub fn grid(&self, threads: u32, processors: u32) -> [u32; 3] {
+        let (pairs, warps) = (self.linear.n.div_ceil(2), threads / 32);
+        let rounds = pairs.div_ceil(warps * processors.max(1) * FUSED_CTAS).max(1);
+        [pairs.div_ceil(warps * rounds), 1, 1]
+    }
+
+    /// Returns the dynamic shared memory in bytes of a launch of the instance for `rows` rows of elements of this size.
+    pub fn dynamic_shared(&self, rows: u32, element: usize) -> usize {
+        rows as usize * self.linear.k as usize * element
     }
 }
 

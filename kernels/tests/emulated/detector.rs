@@ -23,9 +23,21 @@ const KERNELS: &[(&str, u32, &[&str])] = &[
     ("hand_over", 2, &["a load", "a volatile load", "a load", "a load"]),
 ];
 
-fn instance(name: &str, defect: usize) -> Instance {
+/// Defects of a kernel that begins early, each with a part of its report.
+const EARLY_DEFECTS: [&str; 6] = [
+    "a load by thread",
+    "a load by the read-only path",
+    "a store by thread",
+    "a load by thread",
+    "a thread ends that has not waited",
+    "a load by thread",
+];
+
+const EARLY: Source = Source { path: "early.cu", text: include_str!("early.cu") };
+
+fn instance(source: Source, name: &str, defect: usize) -> Instance {
     Instance {
-        source: SOURCE,
+        source,
         name: format!("{name}_{defect}"),
         call: format!("{name}<{defect}>"),
         params: GatherRowsParams::NAME,
@@ -39,7 +51,9 @@ fn instance(name: &str, defect: usize) -> Instance {
 
 #[test]
 fn defects_are_reported_and_right_kernels_are_not() {
-    let of = |&(name, _, defects): &(&'static str, u32, &[&str])| (0..=defects.len()).map(move |i| instance(name, i));
+    let of = |&(name, _, defects): &(&'static str, u32, &[&str])| {
+        (0..=defects.len()).map(move |i| instance(SOURCE, name, i))
+    };
     let instances: Vec<_> = KERNELS.iter().flat_map(of).collect();
     let emulation = Emulation::finding_races(&instances, manifest::program).unwrap_or_else(|e| panic!("{e}"));
     for order in [Order::Forward, Order::Reverse, Order::Random(1), Order::Random(2)] {
@@ -52,7 +66,7 @@ fn defects_are_reported_and_right_kernels_are_not() {
                     ..Default::default()
                 };
                 // SAFETY: the kernels of detector.cu stay within these arrays.
-                unsafe { emulation.launch(order, &instance(name, defect), [ctas, 1, 1], 4096, &params) }
+                unsafe { emulation.launch(order, &instance(SOURCE, name, defect), [ctas, 1, 1], 4096, &params) }
             };
             assert!(run(0).is_ok(), "{order:?}: {}", run(0).unwrap_err());
             for (i, &expected) in defects.iter().enumerate() {
@@ -67,6 +81,26 @@ fn defects_are_reported_and_right_kernels_are_not() {
                 assert!(report.contains(expected) || order != Order::Forward, "{defect}: {report}");
                 assert!(report.contains("detector.cu:"), "{defect}: the report names the line: {report}");
             }
+        }
+    }
+}
+
+#[test]
+fn what_is_done_before_the_launch_before_has_ended_is_reported() {
+    let instances: Vec<_> = (0..=EARLY_DEFECTS.len()).map(|defect| instance(EARLY, "begin_early", defect)).collect();
+    let emulation = Emulation::finding_races(&instances, manifest::program).unwrap_or_else(|e| panic!("{e}"));
+    for order in [Order::Forward, Order::Reverse, Order::Random(1)] {
+        let run = |instance: &Instance| {
+            let (mut out, input) = (vec![0u32; 4096], vec![1u32; 4096]);
+            let params =
+                GatherRowsParams { out: out.as_mut_ptr() as u64, input: input.as_ptr() as u64, ..Default::default() };
+            // SAFETY: the kernels of early.cu stay within these arrays.
+            unsafe { emulation.launch(order, instance, [1; 3], 4096, &params) }
+        };
+        assert!(run(&instances[0]).is_ok(), "{order:?}: {}", run(&instances[0]).unwrap_err());
+        for (instance, expected) in instances[1..].iter().zip(EARLY_DEFECTS) {
+            let report = run(instance).expect_err(&instance.name).to_string();
+            assert!(report.contains(expected) && report.contains("has not waited"), "{}: {report}", instance.name);
         }
     }
 }

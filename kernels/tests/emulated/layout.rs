@@ -6,10 +6,10 @@ use octavo_kernels::emulation::Order;
 use octavo_kernels::manifest::{Chips, Instance};
 use octavo_kernels::params::{
     ActParams, AttentionParams, CopyBlocksParams, DequantizeParams, EmbedParams, EmbedTapsParams, ExpertLinearParams,
-    ExpertSumParams, FillParams, GateRowsParams, GatherRowsParams, GluParams, LatentPostParams, LinearParams,
-    LoraPairsParams, LoraParams, LoraPart, MediaRowsParams, NormParams, PagedDecodeParams, Params, PatchesParams,
-    PoolRowsParams, QkvPostParams, QuantLinearParams, QuantWeight, QuantizeParams, RouteParams, SamplingParams,
-    SamplingRow, SamplingState, SkinnyLinearParams, SortExpertsParams, TableRunsParams,
+    ExpertSumParams, FillParams, FusedLinearParams, GateRowsParams, GatherRowsParams, GluParams, LatentPostParams,
+    LinearParams, LoraPairsParams, LoraParams, LoraPart, MediaRowsParams, NormParams, PagedDecodeParams, Params,
+    PatchesParams, PoolRowsParams, QkvPostParams, QuantLinearParams, QuantWeight, QuantizeParams, RouteParams,
+    SamplingParams, SamplingRow, SamplingState, SkinnyLinearParams, SortExpertsParams, TableRunsParams,
 };
 use octavo_kernels::sources::Source;
 
@@ -49,6 +49,7 @@ fn structs_lie_as_in_c() {
     check(layout::<PagedDecodeParams>);
     check(layout::<LinearParams>);
     check(layout::<SkinnyLinearParams>);
+    check(layout::<FusedLinearParams>);
     check(layout::<QuantWeight>);
     check(layout::<QuantizeParams>);
     check(layout::<QuantLinearParams>);

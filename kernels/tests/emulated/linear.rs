@@ -189,6 +189,19 @@ fn gemv_of_drawn_shapes_is_near_f64_and_instances_give_the_same_bits() {
     }
 }
 
+/// Checks products of few rows, and of some more.
+pub(crate) fn check_vectors() {
+    for rows in [2, 8] {
+        let instance = manifest::gemv(Dtype::F16, Dtype::F16, rows);
+        let kernels = Kernels::new(std::slice::from_ref(&instance));
+        let case = Case::draw(&mut rng(), Dtype::F16, Dtype::F16, [rows as usize, 19, 264]);
+        case.check(
+            &in_every_order(|order| case.run(&kernels, order, &instance, LinearParams::gemv_grid)),
+            &instance.name,
+        );
+    }
+}
+
 /// Computes the grid of a launch.
 type Grid = Box<dyn Fn(&LinearParams) -> [u32; 3]>;
 

@@ -12,6 +12,7 @@ mod device;
 mod experts;
 mod fill;
 mod float8;
+mod fused;
 mod images;
 mod latent;
 mod launcher;

@@ -11,7 +11,7 @@ use octavo_ops::testing::TestRng;
 use crate::attention::{Chunk, Path, Sequence, Setup};
 use crate::common::{in_every_order, rng};
 use crate::launcher::{Kernels, finding_races};
-use crate::{attention, experts, float8, latent, linear, lora, qkv_post, quantized, rows, sampling, skinny};
+use crate::{attention, experts, float8, fused, latent, linear, lora, qkv_post, quantized, rows, sampling, skinny};
 
 // ---------------------------------------------------------------------------------------- mutants
 
@@ -86,7 +86,8 @@ fn source(name: &str) -> &'static str {
 }
 
 /// What orders the accesses of threads.
-const ORDERS: [&str; 4] = ["__syncthreads();", "__syncwarp();", "__threadfence();", "cp_async_wait<"];
+const ORDERS: [&str; 5] =
+    ["__syncthreads();", "__syncwarp();", "__threadfence();", "cp_async_wait<", "wait_for_launch();"];
 
 /// Returns the mutants of a file, each without one of its statements that order accesses.
 fn mutants(file: &'static str) -> Vec<Edit> {
@@ -122,6 +123,8 @@ struct Case {
 
 const CASES: &[Case] = &[
     Case { name: "few rows on sm_80", files: &["gpu.h", "tiles.h"], run: skinny::check_parts },
+    Case { name: "few rows", files: &["cuda/gemv.cu"], run: linear::check_vectors },
+    Case { name: "few rows with a norm", files: &["cuda/gemv_fused.cu", "gpu.h"], run: fused::check_turns },
     Case {
         name: "attention on sm_80",
         files: &["cuda/attention_prefill.cu", "cuda/attention_decode.cu", "splits.h"],

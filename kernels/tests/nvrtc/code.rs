@@ -76,21 +76,26 @@ fn ranges(lines: &[Line]) -> Vec<RangeInclusive<usize>> {
     ends.into_iter().map(|(start, end)| start..=end).collect()
 }
 
-/// Returns the instructions of each loop of each kernel of a disassembled cubin.
-pub(crate) fn loops(text: &str) -> BTreeMap<String, Vec<Vec<String>>> {
-    let of_kernel = |lines: &[Line]| ranges(lines).into_iter().map(|range| mnemonics(&lines[range])).collect();
-    lines(text).into_iter().map(|(name, lines)| (name, of_kernel(&lines))).collect()
-}
-
 /// Returns the instructions of the longest loop of each kernel that has no other one in it.
 pub(crate) fn main_loops(text: &str) -> BTreeMap<String, Vec<String>> {
+    innermost(text, |body| (0, body.len()))
+}
+
+/// Returns the instructions of the loop of each kernel that loads most bytes, of those that have no other one in it. Jumps back from
+/// code that seldom runs make longer ones.
+pub(crate) fn loading_loops(text: &str) -> BTreeMap<String, Vec<String>> {
+    innermost(text, |body| (body.iter().map(|mnemonic| loaded_bytes(mnemonic)).sum(), body.len()))
+}
+
+/// Returns the instructions of the loop of each kernel that is first by a key, of those that have no other one in it.
+fn innermost(text: &str, key: impl Fn(&[String]) -> (u32, usize)) -> BTreeMap<String, Vec<String>> {
     let of_kernel = |lines: &[Line]| {
         let all = ranges(lines);
         let contains = |outer: &RangeInclusive<usize>| {
             all.iter().any(|inner| inner != outer && outer.contains(inner.start()) && outer.contains(inner.end()))
         };
         let innermost = all.iter().filter(|range| !contains(range));
-        innermost.map(|range| mnemonics(&lines[range.clone()])).max_by_key(Vec::len).unwrap_or_default()
+        innermost.map(|range| mnemonics(&lines[range.clone()])).max_by_key(|body| key(body)).unwrap_or_default()
     };
     lines(text).into_iter().map(|(name, lines)| (name, of_kernel(&lines))).collect()
 }

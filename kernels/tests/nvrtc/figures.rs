@@ -30,7 +30,9 @@ fn found() -> Table<Code> {
         for program in programs {
             let name = format!("{}-figures-{}", chip.arch(), program.source.path.replace('/', "-"));
             let text = tools::disassemble(&nvdisasm, &name, &program.compiled.code);
-            let (all, main_loops) = (code::instructions(&text), code::main_loops(&text));
+            let is_fused = program.source == sources::GEMV_FUSED;
+            let main_loops = if is_fused { code::loading_loops(&text) } else { code::main_loops(&text) };
+            let all = code::instructions(&text);
             // A tile of attention is copied in one of several ways, and few tiles need masks.
             let has_ways = [sources::ATTENTION_DECODE, sources::ATTENTION_PREFILL].contains(&program.source);
             let ways = if has_ways { code::ways(&text) } else { BTreeMap::new() };

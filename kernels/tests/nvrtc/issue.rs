@@ -25,25 +25,25 @@ fn rows_of(instance: &Instance) -> u32 {
 }
 
 /// Returns the instructions of a warp for 1 KiB of the weight, which is 32 bytes of each thread.
-fn instructions(instance: &Instance, loops: &[Vec<String>]) -> f64 {
-    let longest = loops.iter().max_by_key(|body| body.len()).expect("a loop over the inputs");
+fn instructions(instance: &Instance, main_loop: &[String]) -> f64 {
+    assert!(!main_loop.is_empty(), "{}: a loop over the inputs", instance.name);
     // A thread of a GEMV multiplies two outputs by so many pieces of 16 bytes in an iteration; one of a skinny product copies
     // 64 bytes.
-    let pieces = match instance.source == sources::GEMV {
+    let pieces = match instance.source != sources::GEMM_SKINNY {
         true if rows_of(instance) <= 4 => 4,
         _ => 2,
     };
-    longest.len() as f64 / f64::from(pieces)
+    main_loop.len() as f64 / f64::from(pieces)
 }
 
 /// Returns the instances of the kernels for few rows of 16-bit types on a chip, with their instructions for 1 KiB.
 fn counted(chip: Chip) -> Vec<(Instance, f64)> {
     let Some(nvdisasm) = tools::nvdisasm(chip) else { return Vec::new() };
-    let few = [sources::GEMV, sources::GEMM_SKINNY];
+    let few = [sources::GEMV, sources::GEMV_FUSED, sources::GEMM_SKINNY];
     let programs = programs().iter().filter(|program| program.chip == chip && few.contains(&program.source));
     let of_program = |program: &crate::Program| {
         let name = format!("{}-issue-{}", chip.arch(), program.source.path.replace('/', "-"));
-        let loops = code::loops(&tools::disassemble(&nvdisasm, &name, &program.compiled.code));
+        let loops = code::loading_loops(&tools::disassemble(&nvdisasm, &name, &program.compiled.code));
         let narrow = program.instances.iter().filter(|instance| !instance.name.starts_with("gemv_f32"));
         narrow.map(|instance| (instance.clone(), instructions(instance, &loops[&instance.name]))).collect::<Vec<_>>()
     };

@@ -171,7 +171,9 @@ fn tensor_instruction(instance: &Instance) -> Option<&'static str> {
 fn streams(instance: &Instance) -> bool {
     // A thread dequantises 32 codes of 2 bits, which are 8 bytes.
     let short = ["dequantize_q2_k", "dequantize_q3_k"].iter().any(|name| instance.name.starts_with(name));
-    [sources::GEMV, sources::QUANTIZED].contains(&instance.source) && !instance.name.starts_with("quantize_") && !short
+    [sources::GEMV, sources::GEMV_FUSED, sources::QUANTIZED].contains(&instance.source)
+        && !instance.name.starts_with("quantize_")
+        && !short
 }
 
 #[test]

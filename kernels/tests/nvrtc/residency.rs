@@ -3,9 +3,11 @@
 //! the shared memory are those of the budget, so the check needs neither a compiler nor a GPU.
 
 use octavo_kernels::manifest::{
-    self, AttentionTypes, CacheType, Chip, DecodeKernel, Dtype, HEAD_SIZES, Instance, LATENT_SIZES,
+    self, AttentionTypes, CacheType, Chip, DecodeKernel, Dtype, FUSED_ROWS, HEAD_SIZES, Instance, LATENT_SIZES,
 };
-use octavo_kernels::params::{AttentionParams, FILL_CTAS, FillParams, KV_BLOCK, PagedDecodeParams};
+use octavo_kernels::params::{
+    AttentionParams, FILL_CTAS, FUSED_CTAS, FillParams, FusedLinearParams, KV_BLOCK, LinearParams, PagedDecodeParams,
+};
 use octavo_kernels::parts::SKINNY_OUTPUTS;
 use octavo_kernels::plan::{DecodePlan, DecodeTile, split_tokens};
 use octavo_kernels::sources::{self, SOURCES};
@@ -172,11 +174,37 @@ fn made_up_weights_are_written_in_one_wave() {
     }
 }
 
+#[test]
+fn fused_products_run_in_one_wave() {
+    let budget = budget();
+    for (chip, devices) in PROCESSORS {
+        for dtype in [Dtype::F16, Dtype::Bf16].into_iter().filter(|dtype| chip.has(*dtype)) {
+            for (out, rows) in [dtype, Dtype::F32].into_iter().flat_map(|out| FUSED_ROWS.map(|rows| (out, rows))) {
+                let instance = manifest::gemv_fused(dtype, out, rows);
+                let held = resident(&budget, chip, &instance);
+                assert!(held >= FUSED_CTAS, "{} on {}: {held} resident", instance.name, chip.arch());
+                for (&processors, n) in devices.iter().flat_map(|p| [1, 6144, 24_576, 151_936].map(|n| (p, n))) {
+                    let linear = LinearParams { n, ..LinearParams::default() };
+                    let params = FusedLinearParams { linear, ..FusedLinearParams::default() };
+                    let [ctas, ..] = params.grid(instance.threads, processors);
+                    assert!(ctas > 0 && ctas <= processors * FUSED_CTAS, "{n} outputs: {ctas} CTAs");
+                }
+            }
+        }
+    }
+}
+
 /// Kernels whose CTAs stride over the first dimension of the grid are checked above.
 #[test]
 fn no_other_kernel_shares_work_among_a_fixed_number_of_blocks() {
     let strides = |text: &str| text.contains("gridDim.x");
     let found: Vec<_> = SOURCES.iter().copied().filter(|source| strides(source.text)).collect();
-    let shared = [sources::ATTENTION_DECODE, sources::ATTENTION_DECODE_VOLTA, sources::ATTENTION_LATENT, sources::FILL];
+    let shared = [
+        sources::ATTENTION_DECODE,
+        sources::ATTENTION_DECODE_VOLTA,
+        sources::ATTENTION_LATENT,
+        sources::GEMV_FUSED,
+        sources::FILL,
+    ];
     assert_eq!(found, shared);
 }

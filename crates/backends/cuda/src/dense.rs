@@ -58,7 +58,7 @@ impl Choice {
     }
 
     /// Returns the way for a number of rows.
-    fn way(&self, rows: u32) -> Way {
+    pub(crate) fn way(&self, rows: u32) -> Way {
         TUNED_ROWS.into_iter().zip(self.ways).find(|(most, _)| rows <= *most).map_or(Way::Library, |(_, way)| way)
     }
 }
@@ -97,6 +97,11 @@ impl Dense {
         let skinny = skinny.map(|rows| (rows, instances.id(manifest::gemm_skinny(dtype, out, rows)))).collect();
         let mut gemm = |tile| instances.id(manifest::gemm(chip, dtype, out, tile));
         Self { vectors, skinny, small: gemm(GemmTile::Small), large: gemm(GemmTile::Large), choice, dtype }
+    }
+
+    /// Returns whether a GEMV may be chosen for a number of rows.
+    pub(crate) fn has_vectors(&self, rows: u32) -> bool {
+        self.vectors.iter().any(|(of, _)| *of == rows)
     }
 }
 

@@ -13,6 +13,7 @@ use crate::arena::Arena;
 use crate::build::KernelId;
 use crate::experts::ExpertStage;
 use crate::float8::Scaling;
+use crate::fuse::Fusion;
 use crate::launcher::{Device, Launcher};
 use crate::layout::Layout;
 use crate::linear::ProductPart;
@@ -26,6 +27,8 @@ use crate::tables::TablesAt;
 pub(crate) struct Machine<L = Device> {
     pub(crate) launcher: L,
     pub(crate) stages: Vec<Stage>,
+    /// Stages that may run as one, by the index of the first.
+    pub(crate) fusions: Vec<Option<Fusion>>,
     pub(crate) scratch: Scratch,
     /// Element type of activations.
     pub(crate) dtype: Dtype,
@@ -172,11 +175,6 @@ impl<L: Launcher> Machine<L> {
             _ => 0,
         };
         self.stages.iter().map(of_stage).sum()
-    }
-
-    /// Launches the forward part.
-    pub(crate) fn run(&self, step: &Step<'_>) -> Result<(), BackendError> {
-        self.stages.iter().try_for_each(|stage| self.stage(stage, step))
     }
 
     /// Launches one op, unless it has no rows.

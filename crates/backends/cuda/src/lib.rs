@@ -30,6 +30,7 @@ mod encoder;
 mod experts;
 mod float8;
 mod forward;
+mod fuse;
 mod images;
 mod integers;
 mod latent;

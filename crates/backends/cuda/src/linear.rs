@@ -147,6 +147,11 @@ impl ProductPart {
         self.quant.is_none()
     }
 
+    /// Returns the type of the output.
+    pub(crate) fn out(&self) -> Dtype {
+        self.out
+    }
+
     /// Returns a text that tells products apart whose times differ.
     pub(crate) fn shape_name(&self) -> String {
         let LinearParams { n, k, bias, add, .. } = self.params;

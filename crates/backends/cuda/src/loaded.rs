@@ -150,6 +150,7 @@ impl Loaded {
         let mut lowering =
             Lowering { program, layout: &layout, arena: &arena, setting, instances: Instances::default() };
         let stages = lowering.stages()?;
+        let fusions = lowering.fusions(&stages);
         let table_runs = lowering.instances.id(manifest::table_runs());
         let more = more(&mut lowering.instances);
         let builder = Builder { gpu, driver: opened.driver, config: opened.config };
@@ -160,6 +161,7 @@ impl Loaded {
         let mut machine = Machine {
             launcher: Device { gpu: gpu.clone(), kernels, cublaslt: opened.cublaslt(arena.at(layout.workspace)) },
             stages,
+            fusions,
             scratch: Scratch::new(&arena, &layout),
             dtype,
             element: dtype.bytes() as u64,

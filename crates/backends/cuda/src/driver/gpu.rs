@@ -3,6 +3,7 @@
 use std::ffi::{CString, c_void};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::sys;
 use octavo_kernels::manifest::Instance;
@@ -10,6 +11,7 @@ use octavo_kernels::params::Params;
 
 use super::api::Functions;
 use super::{DeviceInfo, Driver, DriverError, Pinned};
+use crate::libraries::Version;
 
 /// The device's primary context and a stream in it. Everything runs on this stream, in order.
 pub(crate) struct Gpu {
@@ -18,7 +20,12 @@ pub(crate) struct Gpu {
     info: DeviceInfo,
     context: sys::CUcontext,
     stream: sys::CUstream,
+    /// Whether the last work on the stream is a kernel of ours, which lets the next begin before it ends.
+    after_kernel: AtomicBool,
 }
+
+/// CUDA version of the oldest driver that records launches which begin before the one before ends.
+const EARLY_DRIVER: Version = Version { major: 12, minor: 3 };
 
 // SAFETY: contexts and streams may be used from any thread; the handles are never changed.
 unsafe impl Send for Gpu {}
@@ -40,7 +47,7 @@ impl Gpu {
             let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
             api.check("cuStreamCreate", (api.cuStreamCreate)(&raw mut stream, flags))?;
         }
-        Ok(Arc::new(Self { api, driver, info, context, stream }))
+        Ok(Arc::new(Self { api, driver, info, context, stream, after_kernel: AtomicBool::new(false) }))
     }
 
     pub(crate) fn info(&self) -> &DeviceInfo {
@@ -56,9 +63,15 @@ impl Gpu {
         found.map_or(0, u64::from)
     }
 
-    /// Returns the stream, for libraries that launch kernels themselves.
+    /// Returns the stream, for libraries that launch kernels themselves and for all work other than a kernel.
     pub(crate) fn stream(&self) -> *mut c_void {
+        self.after_kernel.store(false, Ordering::Relaxed);
         self.stream.cast()
+    }
+
+    /// Returns whether a launch may begin before the one before ends. Kernels wait for its end themselves, from sm_90 on.
+    fn may_begin_early(&self) -> bool {
+        self.info.chip.has_sm90() && self.driver.version >= EARLY_DRIVER
     }
 
     /// Makes the context current in the calling thread.
@@ -113,7 +126,7 @@ impl Gpu {
             return Ok(());
         }
         // SAFETY: `from` is readable for its length; the driver rejects a target outside the device's memory.
-        let result = unsafe { (self.api.cuMemcpyHtoDAsync_v2)(to, from.as_ptr().cast(), bytes, self.stream) };
+        let result = unsafe { (self.api.cuMemcpyHtoDAsync_v2)(to, from.as_ptr().cast(), bytes, self.stream().cast()) };
         self.api.check("cuMemcpyHtoDAsync", result)
     }
 
@@ -124,7 +137,8 @@ impl Gpu {
             return self.synchronize();
         }
         // SAFETY: `to` is writable for its length and is not accessed before the copy has completed.
-        let result = unsafe { (self.api.cuMemcpyDtoHAsync_v2)(to.as_mut_ptr().cast(), from, bytes, self.stream) };
+        let result =
+            unsafe { (self.api.cuMemcpyDtoHAsync_v2)(to.as_mut_ptr().cast(), from, bytes, self.stream().cast()) };
         self.api.check("cuMemcpyDtoHAsync", result)?;
         self.synchronize()
     }
@@ -135,15 +149,16 @@ impl Gpu {
         let to = &mut to[..words];
         // SAFETY: `to` is writable for its length and lives until the copy has completed, because it is freed only
         // then.
-        let result =
-            unsafe { (self.api.cuMemcpyDtoHAsync_v2)(to.as_mut_ptr().cast(), from, size_of_val(to), self.stream) };
+        let result = unsafe {
+            (self.api.cuMemcpyDtoHAsync_v2)(to.as_mut_ptr().cast(), from, size_of_val(to), self.stream().cast())
+        };
         self.api.check("cuMemcpyDtoHAsync", result)
     }
 
     /// Copies within the device, in the order of the stream.
     pub(crate) fn copy(&self, to: u64, from: u64, bytes: u64) -> Result<(), DriverError> {
         // SAFETY: the driver rejects addresses outside the device's memory.
-        let result = unsafe { (self.api.cuMemcpyDtoDAsync_v2)(to, from, bytes as usize, self.stream) };
+        let result = unsafe { (self.api.cuMemcpyDtoDAsync_v2)(to, from, bytes as usize, self.stream().cast()) };
         self.api.check("cuMemcpyDtoDAsync", result)
     }
 
@@ -154,7 +169,9 @@ impl Gpu {
             return Ok(());
         }
         // SAFETY: the driver rejects addresses outside the device's memory.
-        self.api.check("cuMemsetD8Async", unsafe { (self.api.cuMemsetD8Async)(at, 0, bytes as usize, self.stream) })
+        self.api.check("cuMemsetD8Async", unsafe {
+            (self.api.cuMemsetD8Async)(at, 0, bytes as usize, self.stream().cast())
+        })
     }
 
     /// Launches a kernel with the single parameter `params` and `shared` bytes of dynamic shared memory.
@@ -167,6 +184,12 @@ impl Gpu {
     ) -> Result<(), DriverError> {
         debug_assert_eq!(size_of::<P>(), kernel.params_bytes, "the kernel's own parameter");
         let [x, y, z] = grid;
+        let is_early = self.may_begin_early() && self.after_kernel.load(Ordering::Relaxed);
+        let mut early = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
         let config = sys::CUlaunchConfig {
             gridDimX: x,
             gridDimY: y,
@@ -176,9 +199,8 @@ impl Gpu {
             blockDimZ: 1,
             sharedMemBytes: shared,
             hStream: self.stream,
-            // On Hopper an attribute could overlap a kernel's start with the end of the one before.
-            attrs: std::ptr::null_mut(),
-            numAttrs: 0,
+            attrs: if is_early { &raw mut early } else { std::ptr::null_mut() },
+            numAttrs: u32::from(is_early),
         };
         let mut arguments = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
         // SAFETY: the kernel has one parameter of the size of `P`, which the driver copies before it returns.
@@ -190,7 +212,9 @@ impl Gpu {
                 std::ptr::null_mut(),
             )
         };
-        self.api.check("cuLaunchKernelEx", result)
+        self.api.check("cuLaunchKernelEx", result)?;
+        self.after_kernel.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Records the launches of `work` instead of running them.
@@ -200,13 +224,15 @@ impl Gpu {
     ) -> Result<Graph, E> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is not being captured, because captures are not nested.
-        self.api.check("cuStreamBeginCapture", unsafe { (self.api.cuStreamBeginCapture_v2)(self.stream, mode) })?;
+        self.api
+            .check("cuStreamBeginCapture", unsafe { (self.api.cuStreamBeginCapture_v2)(self.stream().cast(), mode) })?;
         let worked = work();
         let mut graph = std::ptr::null_mut();
         // SAFETY: the capture began above, and the graph is written to a local pointer. The capture must end even after
         // an error.
-        let ended =
-            self.api.check("cuStreamEndCapture", unsafe { (self.api.cuStreamEndCapture)(self.stream, &raw mut graph) });
+        let ended = self.api.check("cuStreamEndCapture", unsafe {
+            (self.api.cuStreamEndCapture)(self.stream().cast(), &raw mut graph)
+        });
         let mut executable = std::ptr::null_mut();
         let instantiated = worked.and_then(|()| {
             ended?;
@@ -254,7 +280,9 @@ impl Graph {
     /// Runs the graph after everything launched before.
     pub(crate) fn launch(&self) -> Result<(), DriverError> {
         // SAFETY: the graph and the stream are alive.
-        self.gpu.api.check("cuGraphLaunch", unsafe { (self.gpu.api.cuGraphLaunch)(self.executable, self.gpu.stream) })
+        self.gpu
+            .api
+            .check("cuGraphLaunch", unsafe { (self.gpu.api.cuGraphLaunch)(self.executable, self.gpu.stream().cast()) })
     }
 }
 

@@ -160,10 +160,13 @@ impl Predictor {
     pub fn step(&self, batch: &StepBatch) -> Result<StepPrediction, BackendError> {
         let (launches, is_recorded) = self.paper.launches(batch)?;
         let mut kernels: BTreeMap<(String, String), KernelPrediction> = BTreeMap::new();
-        let mut count = 0;
+        let (mut count, mut after_ours) = (0, false);
         let timed = launches.into_iter().map(|launch| {
             count += 1;
-            let time = self.chip.time(&launch, is_recorded);
+            let is_ours = launch.instance.is_some();
+            let gap = self.chip.gap(is_recorded, after_ours && is_ours);
+            after_ours = is_ours;
+            let time = self.chip.time(&launch, gap);
             (launch.name, launch.what, 1, time)
         });
         let step = ("step".to_owned(), String::new(), 0, self.chip.step());

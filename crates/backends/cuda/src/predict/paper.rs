@@ -126,7 +126,7 @@ impl Paper {
         self.noted.borrow_mut().push(Noted { launch, is_known: true });
     }
 
-    /// Returns the launches of an op of this work, which those that are not known share.
+    /// Returns the launches of ops of this work, which those that are not known share.
     fn take(&self, whole: Work) -> Vec<Launch> {
         let noted = self.noted.take();
         let mut done = Work::default();
@@ -178,6 +178,7 @@ impl PaperProgram {
         let mut lowering =
             Lowering { program, layout: &layout, arena: &arena, setting, instances: Instances::default() };
         let stages = lowering.stages()?;
+        let fusions = lowering.fusions(&stages);
         let scan = lowering.instances.id(manifest::sampling_scan());
         let scratch = Scratch::new(&arena, &layout);
         let sizes = Sizes { dtype, values: scratch.values };
@@ -186,7 +187,7 @@ impl PaperProgram {
         let kv_element = setting.cache.bytes(dtype) as u64;
         let plans = Plans::of(&stages, program.kind());
         let element = dtype.bytes() as u64;
-        let machine = Machine { launcher, stages, scratch, dtype, element, kv_element };
+        let machine = Machine { launcher, stages, fusions, scratch, dtype, element, kv_element };
         Ok(Self {
             program: program.clone(),
             machine,
@@ -223,15 +224,20 @@ impl PaperProgram {
         };
         let shape = octavo_ops::cost::StepShape::from_batch(batch);
         let mut launches = Vec::new();
-        for (op, stage) in self.program.forward_ops().iter().zip(&self.machine.stages) {
-            self.machine.stage(stage, &step)?;
-            let whole = Work::of_cost(&op_cost(&self.program, op, &shape, self.elements));
-            let mut of_op = self.machine.launcher.take(whole);
-            if let (Op::PagedAttention(op), Stage::Attention { attention, .. }) = (op, stage) {
-                let attended = Attended { exact: &exact, batch, heads: op.heads, window: op.window };
-                of_op.iter_mut().for_each(|launch| attended.refine(attention, launch, self.elements.kv));
+        let (ops, mut at) = (self.program.forward_ops(), 0);
+        while at < ops.len() {
+            let count = self.machine.stages_from(at, &step)?;
+            let mut whole = Work::default();
+            for op in &ops[at..at + count] {
+                whole += Work::of_cost(&op_cost(&self.program, op, &shape, self.elements));
             }
-            launches.extend(of_op);
+            let mut of_ops = self.machine.launcher.take(whole);
+            if let (Op::PagedAttention(op), Stage::Attention { attention, .. }) = (&ops[at], &self.machine.stages[at]) {
+                let attended = Attended { exact: &exact, batch, heads: op.heads, window: op.window };
+                of_ops.iter_mut().for_each(|launch| attended.refine(attention, launch, self.elements.kv));
+            }
+            launches.extend(of_ops);
+            at += count;
         }
         launches.extend(self.scan(batch.sampled_rows.len())?);
         Ok((launches, graph.is_some()))

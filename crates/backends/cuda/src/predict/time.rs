@@ -2,7 +2,7 @@
 //!
 //! The bound of a launch is the larger of two times: that of its weights, keys and values at the stated bandwidth, and that of its
 //! FLOPs at the stated rate. A launch of our own kernels takes
-//! - the gap to the launch before;
+//! - the gap to the launch before, which is shorter between two kernels of ours if the second may begin before the first ends;
 //! - the time in which its first loads arrive, one after the other where one has the address of the next (*start*);
 //! - the time of its waves of CTAs. All CTAs of a wave run at once, as many as registers and shared memory allow. A wave takes the
 //!   longest of: its bytes at the rate of the memory; what it asks for at the rates of the second-level cache and of a
@@ -98,7 +98,8 @@ pub(super) struct LaunchTime {
 }
 
 /// Number of loads that wait for each other before and after a kernel's main loop. It follows from the sources: a decode plan, a block
-/// table, keys; partial results that another CTA merges; a norm's sum before its weights.
+/// table, keys; partial results that another CTA merges; a norm's sum before its weights. A product that normalises its input loads
+/// its first weights meanwhile, and they take longer.
 fn chain(source: Source, has_parts: bool) -> f64 {
     match source {
         sources::ATTENTION_DECODE | sources::ATTENTION_DECODE_VOLTA | sources::ATTENTION_LATENT => 5.0,
@@ -131,9 +132,10 @@ fn decode_stages(instance: &Instance) -> usize {
     instance.call.split([',', '>']).nth(4).and_then(|stages| stages.trim().parse().ok()).unwrap_or(2)
 }
 
-/// Returns whether a kernel has code for several cases, such as rows that are no multiple of 16 bytes, of which one runs.
+/// Returns whether a kernel has code for several cases, such as rows that are no multiple of 16 bytes or activations, of which one
+/// runs.
 fn has_cases(source: Source) -> bool {
-    [sources::ROWS, sources::QKV_POST, sources::IMAGES].contains(&source)
+    [sources::ROWS, sources::QKV_POST, sources::IMAGES, sources::GEMV_FUSED].contains(&source)
 }
 
 /// Returns whether a kernel multiplies on the tensor cores.
@@ -207,13 +209,23 @@ impl ChipModel {
         LaunchTime { seconds: STEP, bound: 0.0, losses: vec![(Cause::Step, STEP)], memory_only: false }
     }
 
-    /// Returns the time of a launch, in a recorded graph or by itself.
-    pub(super) fn time(&self, launch: &Launch, is_recorded: bool) -> LaunchTime {
+    /// Returns the time between a launch and the one before, in a recorded graph or by themselves. `are_ours` tells whether both are
+    /// kernels of ours.
+    pub(super) fn gap(&self, is_recorded: bool, are_ours: bool) -> f64 {
+        match self.early_gap {
+            _ if !is_recorded => self.launch_gap,
+            Some(gap) if are_ours => gap,
+            _ => self.gap,
+        }
+    }
+
+    /// Returns the time of a launch after a gap.
+    pub(super) fn time(&self, launch: &Launch, gap: f64) -> LaunchTime {
         let work = &launch.work;
         let bound = (work.stored as f64 / self.sheet.bandwidth).max(work.flops as f64 / self.sheet.half_flops);
         // Activations that fill the cache have left it before they are used.
         let spilled = if work.activations > self.cache_bytes / 2 { work.activations } else { 0 };
-        let mut losses = vec![(Cause::Gap, if is_recorded { self.gap } else { self.launch_gap })];
+        let mut losses = vec![(Cause::Gap, gap)];
         let mut memory_only = false;
         let busy = match &launch.instance {
             None => {
@@ -327,7 +339,7 @@ mod tests {
             launch(None, LIBRARY, 0, library),
             launch(None, "copy", 0, Work { activations: 1 << 28, ..Work::default() }),
         ] {
-            let time = H200.time(&launch, true);
+            let time = H200.time(&launch, H200.gap);
             let lost: f64 = time.losses.iter().map(|loss| loss.1).sum();
             assert!((time.seconds - time.bound - lost).abs() < 1e-12, "{launch:?}: {time:?}");
             assert!(time.losses.iter().all(|loss| loss.1 > 0.0), "{time:?}");
@@ -338,7 +350,7 @@ mod tests {
     fn few_ctas_wait_and_many_do_not() {
         let gemv = manifest::gemv(Dtype::Bf16, Dtype::Bf16, 1);
         let work = Work { stored: 1 << 30, asked: 1 << 30, ..Work::default() };
-        let time = |ctas| H200.time(&launch(Some(gemv.clone()), &gemv.name, ctas, work), true);
+        let time = |ctas| H200.time(&launch(Some(gemv.clone()), &gemv.name, ctas, work), H200.gap);
         assert!(of(&time(20_000), Cause::Waves) < 0.02 * time(20_000).seconds, "{:?}", time(20_000));
         assert!(of(&time(20), Cause::Waves) > 0.5 * time(20).seconds, "{:?}", time(20));
         assert!(of(&time(20_000), Cause::Memory) > 0.0);
@@ -350,7 +362,7 @@ mod tests {
             let gemv = manifest::gemv(Dtype::Bf16, Dtype::Bf16, rows);
             let iterations = if rows <= 4 { 4 } else { 8 };
             let work = Work { stored: 1 << 28, asked: 1 << 28, iterations, ..Work::default() };
-            H200.time(&launch(Some(gemv.clone()), &gemv.name, 8192, work), true)
+            H200.time(&launch(Some(gemv.clone()), &gemv.name, 8192, work), H200.gap)
         };
         assert_eq!(of(&time(1), Cause::Issue), 0.0, "{:?}", time(1));
         assert!(of(&time(16), Cause::Issue) > time(16).bound, "{:?}", time(16));
@@ -367,16 +379,19 @@ mod tests {
     fn what_is_not_known_of_a_kernel_is_said() {
         let gemv = manifest::gemv(Dtype::Bf16, Dtype::Bf16, 1);
         let work = Work { stored: 1 << 28, ..Work::default() };
-        assert!(H200.time(&launch(Some(gemv.clone()), &gemv.name, 8192, work), true).memory_only);
+        assert!(H200.time(&launch(Some(gemv.clone()), &gemv.name, 8192, work), H200.gap).memory_only);
         let unknown = Instance { name: "none".into(), ..gemv };
         let work = Work { asked: 1 << 28, ..work };
-        assert!(H200.time(&launch(Some(unknown), "none", 8192, work), true).memory_only);
+        assert!(H200.time(&launch(Some(unknown), "none", 8192, work), H200.gap).memory_only);
     }
 
     #[test]
-    fn launches_by_themselves_are_further_apart() {
+    fn launches_are_closer_in_a_graph_and_closest_among_our_own() {
         let copy = launch(None, "copy", 0, Work::default());
-        let [recorded, alone] = [true, false].map(|recorded| H200.time(&copy, recorded).seconds);
-        assert_eq!([recorded, alone], [H200.gap, H200.launch_gap]);
+        let time = |(is_recorded, are_ours)| H200.time(&copy, H200.gap(is_recorded, are_ours)).seconds;
+        let found = [(false, false), (false, true), (true, false), (true, true)].map(time);
+        assert_eq!(found, [H200.launch_gap, H200.launch_gap, H200.gap, H200.early_gap.unwrap()]);
+        let old = ChipModel { early_gap: None, ..H200 };
+        assert_eq!(old.gap(true, true), old.gap);
     }
 }

@@ -5,7 +5,9 @@
 use std::any::Any;
 
 use octavo_kernels::manifest::{Dtype, GemmTile, Instance, STAGE_INPUTS};
-use octavo_kernels::params::{DequantizeParams, LinearParams, QuantLinearParams, QuantizeParams, SkinnyLinearParams};
+use octavo_kernels::params::{
+    DequantizeParams, FusedLinearParams, LinearParams, QuantLinearParams, QuantizeParams, SkinnyLinearParams,
+};
 use octavo_kernels::parts::SKINNY_OUTPUTS;
 use octavo_kernels::quant::QuantFormat;
 use octavo_kernels::sources;
@@ -132,6 +134,9 @@ pub(super) fn of_product(
     if let Some(params) = params.downcast_ref::<SkinnyLinearParams>() {
         return Some(dense(instance, grid, &params.linear, (params.steps, sizes)));
     }
+    if let Some(params) = params.downcast_ref::<FusedLinearParams>() {
+        return Some(fused(instance, grid, params, sizes));
+    }
     if let Some(params) = params.downcast_ref::<QuantLinearParams>() {
         return quantised(instance, grid, params, sizes);
     }
@@ -173,6 +178,25 @@ fn dense(instance: &Instance, grid: [u32; 3], params: &LinearParams, (stages, si
         }
     };
     (product.work(element, asked, params.weight != sizes.values), product.name())
+}
+
+/// Returns the work of a product with the norm of its input and the activation of its output.
+fn fused(instance: &Instance, grid: [u32; 3], params: &FusedLinearParams, sizes: Sizes) -> (Work, String) {
+    let element = sizes.dtype.bytes() as u64;
+    let LinearParams { m, n, k, add, weight: address, .. } = params.linear;
+    let (row, pairs, ctas) = (u64::from(k) * element, u64::from(n.div_ceil(2)), u64::from(grid[0]));
+    let weight = u64::from(n) * row;
+    let norm = if params.norm_weight == 0 { 0 } else { u64::from(k) * 4 };
+    // Each CTA loads the rows of the input and the weight of the norm, then its warps take turns at pairs of rows of the weight.
+    let asked = weight + ctas * (u64::from(m) * row + norm);
+    let iterations = pairs.div_ceil(ctas * warps(instance)) * row.div_ceil(32 * 16 * 4);
+    let product = Product { m, n, k, weight, out: out_bytes(instance, sizes.dtype), adds: add != 0 };
+    let mut work = product.work(element, (asked, iterations), address != sizes.values);
+    if params.pairs != 0 {
+        // One output takes the place of two.
+        work.activations -= u64::from(m) * pairs * product.out;
+    }
+    (work, product.name())
 }
 
 fn warps(instance: &Instance) -> u64 {

@@ -199,8 +199,11 @@ fn a_step_without_adapters_launches_nothing_for_them_and_allocates_nothing() {
     let (program, _) = wide().build().unwrap();
     let sites = program.with_adapters().sites;
     let each = sites.iter().map(|site| if site.kind == SiteKind::Embedding { 1 } else { 2 }).sum::<u64>();
-    assert_eq!(launches(&mut backend, &[2, 0]), plain + 2 * each);
-    assert_eq!(launches(&mut backend, &[2, 1]), plain + 2 * each, "whatever their number");
+    // With adapters, products leave norms and activations to others: in the decode step the first norm, two activations and the
+    // last norm, which is that of few rows in the prefill too.
+    let expected = plain + 2 * each + 5;
+    assert_eq!(launches(&mut backend, &[2, 0]), expected);
+    assert_eq!(launches(&mut backend, &[2, 1]), expected, "whatever their number");
 }
 
 #[test]
@@ -225,6 +228,8 @@ fn experts_add_launches_for_sites_and_one_for_the_pairs_of_a_layer() {
     });
     let each: u64 = each.sum();
     assert!(kinds.contains(&SiteKind::Router) && kinds.contains(&SiteKind::Experts(5)));
-    assert_eq!(launches(&mut backend, &[2, 0]), plain + 2 * each);
-    assert_eq!(launches(&mut backend, &[2, 1]), plain + 2 * each, "whatever their number");
+    // As above, without activations.
+    let expected = plain + 2 * each + 3;
+    assert_eq!(launches(&mut backend, &[2, 0]), expected);
+    assert_eq!(launches(&mut backend, &[2, 1]), expected, "whatever their number");
 }
