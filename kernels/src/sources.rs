@@ -72,10 +72,12 @@ sources! {
 pub const HEADERS: &[(&str, &str)] = &[
     ("gpu.h", include_str!("../include/gpu.h")),
     ("params.h", include_str!("../include/params.h")),
+    ("activation.h", include_str!("../include/activation.h")),
     ("attention.h", include_str!("../include/attention.h")),
     ("experts.h", include_str!("../include/experts.h")),
     ("linear.h", include_str!("../include/linear.h")),
     ("rope.h", include_str!("../include/rope.h")),
+    ("rounded.h", include_str!("../include/rounded.h")),
     ("splits.h", include_str!("../include/splits.h")),
     ("quant.h", include_str!("../include/quant.h")),
     ("tiles.h", include_str!("../include/tiles.h")),

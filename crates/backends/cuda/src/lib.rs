@@ -46,6 +46,7 @@ mod pack;
 mod peaks;
 mod predict;
 mod probe;
+mod rounded;
 mod sample;
 mod staged;
 mod step;

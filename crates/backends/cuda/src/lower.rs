@@ -3,7 +3,7 @@
 use octavo_kernels::manifest::{self, CacheType, Dtype};
 use octavo_kernels::params::{
     AttentionParams, DequantizeParams, EmbedParams, GatherRowsParams, GluParams, KV_BLOCK, LinearParams, MAX_NORM_COLS,
-    NormParams, PagedDecodeParams, PoolRowsParams, QkvPostParams,
+    NormParams, PagedDecodeParams, PoolRowsParams, QkvPostParams, RoundedRows,
 };
 use octavo_kernels::plan::DecodeTile;
 use octavo_ops::{
@@ -14,11 +14,13 @@ use octavo_ops::{
 use crate::arena::Arena;
 use crate::build::{Instances, KernelId};
 use crate::experts::ExpertStage;
+use crate::forward::Scratch;
 use crate::images::ImageStage;
 use crate::latent::LatentStage;
 use crate::layout::{Layout, kv_groups, logits_stride};
 use crate::linear::{Product, ProductPart, Setting, Wanted};
 use crate::lora::LoraStage;
+use crate::rounded::{Prepared, RoundedStage};
 use crate::unsupported;
 use crate::weights::{Part, Placed};
 
@@ -34,6 +36,7 @@ pub(crate) enum Stage {
     Glu { kernel: KernelId, params: GluParams, rows: Rows },
     Gather { kernel: KernelId, params: GatherRowsParams, rows: Rows },
     Pool { kernel: KernelId, params: PoolRowsParams },
+    Rounded(Box<RoundedStage>),
     Image(ImageStage),
     Experts(ExpertStage),
     Latent(LatentStage),
@@ -69,6 +72,8 @@ pub(crate) enum Attention {
         /// Returns the grid of prefill for a number of tiles in its plan.
         prefill_grid: fn(&AttentionParams, u32) -> [u32; 3],
         params: PagedDecodeParams,
+        /// Codes of the output that decode writes.
+        codes: Option<Prepared>,
     },
     /// The kernel for prefill, over the segments of an encoder's step.
     Segment { kernel: KernelId, params: AttentionParams },
@@ -91,7 +96,9 @@ pub(crate) struct Lowering<'a> {
 impl Lowering<'_> {
     /// Returns the stages of the forward part.
     pub(crate) fn stages(&mut self) -> Result<Vec<Stage>, BackendError> {
-        self.program.forward_ops().iter().map(|op| self.stage(op)).collect()
+        let mut stages: Vec<_> = self.program.forward_ops().iter().map(|op| self.stage(op)).collect::<Result<_, _>>()?;
+        self.join_rounding(&mut stages, &Scratch::new(self.arena, self.layout));
+        Ok(stages)
     }
 
     fn stage(&mut self, op: &Op) -> Result<Stage, BackendError> {
@@ -285,7 +292,7 @@ impl Lowering<'_> {
             parts.push(ProductPart::new(&wanted, &self.setting, &mut self.instances));
             column += part.rows as u64;
         }
-        Product { parts }
+        Product::new(parts, &mut self.instances)
     }
 
     /// Returns the layer of the memory of the step for heads of a shape.
@@ -396,7 +403,9 @@ impl Lowering<'_> {
                         partial_sums: self.arena.at(sums),
                         tickets: self.arena.at(tickets),
                         attention: params,
+                        rounded: RoundedRows::default(),
                     },
+                    codes: None,
                 }
             }
         };
