@@ -63,7 +63,8 @@ impl Rounded {
 const COLS: [usize; 5] = [32, 96, 1024, 2080, 4096];
 
 fn check_norm(dtype: Dtype, mean: NormMean, rng: &mut TestRng) {
-    let instances = [manifest::norm(dtype, mean), manifest::norm_codes(dtype, mean), manifest::quantize_activations(dtype)];
+    let instances =
+        [manifest::norm(dtype, mean), manifest::norm_codes(dtype, mean), manifest::quantize_activations(dtype)];
     let kernels = Kernels::new(&instances);
     let (rows, cols) = (1 + rng.below(3), pick(rng, &COLS));
     let (input, residual) = (Array::random(dtype, rows * cols, rng), Array::random(dtype, rows * cols, rng));
@@ -99,15 +100,15 @@ fn check_norm(dtype: Dtype, mean: NormMean, rng: &mut TestRng) {
 }
 
 fn check_glu(dtype: Dtype, kind: Activation, rng: &mut TestRng) {
-    let instances = [manifest::glu(dtype, kind), manifest::glu_codes(dtype, kind), manifest::quantize_activations(dtype)];
+    let instances =
+        [manifest::glu(dtype, kind), manifest::glu_codes(dtype, kind), manifest::quantize_activations(dtype)];
     let kernels = Kernels::new(&instances);
     let (rows, cols) = (1 + rng.below(3), pick(rng, &COLS));
     let input = Array::random(dtype, rows * 2 * cols, rng);
     let run = |order, instance: &Instance, is_rounded: bool| {
         let (mut out, mut rounded) = (Array::poisoned(dtype, rows * cols), Rounded::poisoned(rows * cols));
         let (rows, columns) = (rows as u32, cols as u32);
-        let glu =
-            GluParams { out: out.ptr_mut(), input: input.ptr(), rows, cols: columns, alpha: 1.702, limit: 0.75 };
+        let glu = GluParams { out: out.ptr_mut(), input: input.ptr(), rows, cols: columns, alpha: 1.702, limit: 0.75 };
         let grid = glu.grid(instance.threads);
         if is_rounded {
             launch(&kernels, order, instance, grid, &GluCodesParams { rounded: rounded.params(), glu });
@@ -149,9 +150,11 @@ fn product(weight: &Weight, x: &mut Rounded, [m, n, k]: [usize; 3]) -> QuantLine
 
 fn check_pair(formats: [QuantFormat; 2], out: Dtype, rows: u32, rng: &mut TestRng) {
     let [first, second] = formats.map(|format| manifest::mmvq(format, out, rows));
-    let instances = [manifest::mmvq_pair(formats, out, rows), first, second, manifest::quantize_activations(Dtype::F32)];
+    let instances =
+        [manifest::mmvq_pair(formats, out, rows), first, second, manifest::quantize_activations(Dtype::F32)];
     let kernels = Kernels::new(&instances);
-    let (m, k, sizes) = (1 + rng.below(rows as usize), 256 * (1 + rng.below(5)), [1 + rng.below(30), 1 + rng.below(30)]);
+    let (m, k, sizes) =
+        (1 + rng.below(rows as usize), 256 * (1 + rng.below(5)), [1 + rng.below(30), 1 + rng.below(30)]);
     let weights = [0, 1].map(|at| Weight::draw(rng, formats[at], sizes[at], k));
     let mut x = Rounded::of(&kernels, Order::Forward, &uniform(Dtype::F32, m * k, 2.0, rng), k);
     let stride = sizes[0] + sizes[1];

@@ -484,12 +484,7 @@ impl<L: Launcher> Machine<L> {
     }
 
     /// Launches a product with an FP8 weight by cuBLASLt. Returns `false` if that does not multiply it in FP8.
-    fn fp8_by_library(
-        &self,
-        part: &ProductPart,
-        rows: u32,
-        rounded: &mut Rounded,
-    ) -> Result<bool, BackendError> {
+    fn fp8_by_library(&self, part: &ProductPart, rows: u32, rounded: &mut Rounded) -> Result<bool, BackendError> {
         let supports = |shape, rows| self.launcher.supports(shape, rows);
         match part.fp8_way(supports, rows, &self.scratch) {
             None => Ok(false),

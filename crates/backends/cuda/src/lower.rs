@@ -96,7 +96,8 @@ pub(crate) struct Lowering<'a> {
 impl Lowering<'_> {
     /// Returns the stages of the forward part.
     pub(crate) fn stages(&mut self) -> Result<Vec<Stage>, BackendError> {
-        let mut stages: Vec<_> = self.program.forward_ops().iter().map(|op| self.stage(op)).collect::<Result<_, _>>()?;
+        let mut stages: Vec<_> =
+            self.program.forward_ops().iter().map(|op| self.stage(op)).collect::<Result<_, _>>()?;
         self.join_rounding(&mut stages, &Scratch::new(self.arena, self.layout));
         Ok(stages)
     }

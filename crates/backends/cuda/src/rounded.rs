@@ -151,9 +151,11 @@ impl RoundedStage {
         let params = &part.params;
         let is_whole = params.out == glu.input && params.n == 2 * glu.cols && params.out_stride == params.n;
         let is_plain = params.add == 0 && params.softcap == 0.0 && rows == *of && glu.cols % GLU_COLUMNS == 0;
+        // It reads the codes of its input while it writes those of its output.
+        let is_apart = product.prepared.is_none_or(|input| input.at != self.prepared.at);
         let activation = activation(kind);
         let format = part.format_of_few()?;
-        if !is_whole || !is_plain || !manifest::has_mmvq_glu(dtype, activation) {
+        if !is_whole || !is_plain || !is_apart || !manifest::has_mmvq_glu(dtype, activation) {
             return None;
         }
         let params = QuantGluParams {

@@ -332,3 +332,60 @@ impl Attended<'_> {
         (0..self.batch.sequences()).map(sequence).sum()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use octavo_ops::testing::{PagedBatches, TestRng, TinyModel};
+    use octavo_ops::{HeadShape, StorageType};
+
+    use super::*;
+
+    /// Returns the names of the launches of a step with so many new tokens of each sequence, of a model whose values have 6 bits
+    /// and whose other weights have 4, on a device of four multiprocessors.
+    fn names(counts: &[usize], is_decode: bool) -> Vec<String> {
+        let heads = HeadShape::new(4, 1, 64);
+        let model = TinyModel { hidden: 256, inner: 256, heads, layers: vec![0], ..TinyModel::default() };
+        let (mut program, _) = TinyModel { storage: StorageType::Q4K, ..model }.build().unwrap();
+        let qkv = program.weights.iter_mut().find(|weight| weight.name == "0.qkv").unwrap();
+        qkv.parts.last_mut().unwrap().storage = StorageType::Q6K;
+        let paper =
+            PaperProgram::new(&program, &crate::config::tests::config(), (Chip::SM_90, 4), Dtype::Bf16).unwrap();
+        let mut batches = PagedBatches::new(KV_BLOCK, 1, 64, &mut TestRng(1));
+        let before = usize::from(is_decode);
+        let sequences: Vec<_> = counts.iter().map(|count| (batches.add(vec![1; count + before]), *count)).collect();
+        if is_decode {
+            batches.step(&sequences.iter().map(|(sequence, _)| (*sequence, 1)).collect::<Vec<_>>());
+        }
+        let (launches, _) = paper.launches(&batches.step(&sequences)).unwrap();
+        launches.into_iter().map(|launch| launch.name).collect()
+    }
+
+    #[test]
+    fn one_row_of_quantised_weights_takes_few_launches() {
+        let expected = [
+            "dequantize_q4_k_bf16",
+            "norm_codes_rms_bf16",
+            "mmvq_pair_q4_k_and_q6_k_bf16_m1",
+            "qkv_post_bf16",
+            "paged_decode_bf16_d64_g8",
+            "mmvq_q4_k_bf16_m1",
+            "norm_codes_rms_bf16",
+            "mmvq_glu_q4_k_bf16_m1",
+            "mmvq_q4_k_bf16_m1",
+        ];
+        assert_eq!(names(&[1], true)[..expected.len()], expected);
+    }
+
+    #[test]
+    fn codes_are_written_by_ops_of_few_rows() {
+        let count = |names: &[String], start: &str| names.iter().filter(|name| name.starts_with(start)).count();
+        // Two rows have an activation of their own, and decode attention rounds its output.
+        let two = names(&[1, 1], true);
+        assert_eq!(["norm_codes", "glu_codes", "quantize", "mmvq_glu"].map(|start| count(&two, start)), [3, 1, 0, 0]);
+        // Prefill does not round.
+        let three = names(&[1, 2], true);
+        assert_eq!(["norm_codes", "glu_codes", "quantize"].map(|start| count(&three, start)), [3, 1, 1]);
+        let many = names(&[20], false);
+        assert_eq!(["norm_codes", "glu_codes", "quantize", "norm_rms"].map(|start| count(&many, start)), [0, 0, 0, 3]);
+    }
+}
