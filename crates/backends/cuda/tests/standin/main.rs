@@ -13,6 +13,7 @@ mod faults;
 mod fp8;
 mod graphs;
 mod images;
+mod launches;
 mod overlap;
 mod programs;
 mod quantised;
