@@ -53,17 +53,18 @@ DEVICE float accumulate(const QuantGroup<8>& group, const int* x, float scale, f
 // Number of outputs that a warp computes at once.
 constexpr u32 OUTPUTS = 2;
 
-// Computes the outputs of all rows with these rows of the weight. A lane accumulates its groups in order, then the lanes are added in
-// one fixed order: a row's bits depend neither on ROWS nor on the other rows. The sums are those of a lane.
-template <class F, int ROWS>
-DEVICE void sum_rounded(const QuantLinearParams& p, const u32 (&outputs)[OUTPUTS], float (&sums)[ROWS][OUTPUTS]) {
+// Computes a warp's outputs of all rows; `output(j)` is the row of the weight of its j-th. A lane accumulates its groups in order,
+// then the lanes are added in one fixed order: a row's bits depend neither on ROWS nor on the other rows. The sums are those of a
+// lane.
+template <class F, int ROWS, class Output>
+DEVICE void sum_rounded(const QuantLinearParams& p, Output output, float (&sums)[ROWS][OUTPUTS]) {
     const u32 groups = p.k / 32;
     // With many rows, one group is enough work for an iteration.
 #pragma unroll(ROWS <= 2 ? 2 : 1)
     for (u32 at = lane_id(); at < groups; at += 32) {
         QuantGroup<8> weight[OUTPUTS];
 #pragma unroll
-        for (u32 j = 0; j < OUTPUTS; ++j) weight[j] = F::template read<8>(p.weight, GroupAt(outputs[j], groups, at));
+        for (u32 j = 0; j < OUTPUTS; ++j) weight[j] = F::template read<8>(p.weight, GroupAt(output(j), groups, at));
 #pragma unroll
         for (u32 i = 0; i < ROWS; ++i) {
             // Rows beyond the last are computed as the last one and not written.
@@ -83,7 +84,7 @@ DEVICE void multiply_rounded(const QuantLinearParams& p, u32 cta) {
     const u32 n0 = (cta * (blockDim.x / 32) + warp_id()) * OUTPUTS;
     if (n0 >= p.n) return;
     float sums[ROWS][OUTPUTS] = {};
-    sum_rounded<F, ROWS>(p, {n0, min(n0 + 1, p.n - 1)}, sums);
+    sum_rounded<F, ROWS>(p, [&](u32 j) { return min(n0 + j, p.n - 1); }, sums);
     write_warp_sums<O>(p, n0, sums);
 }
 
@@ -120,7 +121,7 @@ DEVICE void mmvq_glu(const QuantGluParams& params) {
     const u32 cols = p.n / 2, first = blockIdx.x * GLU_COLUMNS;
     for (u32 c = warp_id(); c < GLU_COLUMNS; c += blockDim.x / 32) {
         float sums[ROWS][OUTPUTS] = {};
-        sum_rounded<F, ROWS>(p, {first + c, first + c + cols}, sums);
+        sum_rounded<F, ROWS>(p, [&](u32 j) { return first + c + j * cols; }, sums);
 #pragma unroll
         for (u32 i = 0; i < ROWS; ++i) {
             const float gate = warp_sum(sums[i][0]), up = warp_sum(sums[i][1]);

@@ -165,7 +165,7 @@ pub(crate) fn mixture_agrees(config: &CudaConfig, storages: &[StorageType], of_e
 fn decoded(config: &CudaConfig, (program, weights): &(Program, MemoryWeights), others: &[usize]) -> Vec<f32> {
     let mut backend = open(config.clone());
     backend.load(program, weights, &mut |_| {}).expect("the model is loaded");
-    backend.allocate_kv(64, 16).expect("there is memory");
+    backend.allocate_kv(16, 64).expect("there is memory");
     let mut batches = PagedBatches::new(16, program.kv_groups.len(), 64, &mut TestRng(3));
     let mut add = |tokens: usize, seed| batches.add(TestRng(seed).tokens(tokens, program.vocab_size));
     let sequence = add(6, 4);
