@@ -1,54 +1,25 @@
 // Quantised weights: their product with 8-bit activations (MMVQ, for few rows), and their dequantisation.
+#include "activation.h"
 #include "linear.h"
 #include "quant.h"
+#include "rounded.h"
 
 // ------------------------------------------------------------------------------------------- products
 
-// A thread rounds 8 adjacent elements, four threads a block of 32. A block with a value that is not finite gets a scale
-// that is not finite and no codes.
+// A thread rounds 8 adjacent elements.
 template <class T>
 DEVICE void quantize_activations(const QuantizeParams& p) {
     const u32 k = (blockIdx.y * blockDim.x + threadIdx.x) * 8, row = blockIdx.x;
-    // The four lanes of one block are either all within k or all beyond; those beyond take part in the shuffles.
-    const bool valid = k < p.k;
+    if (k >= p.k) return;
     const u64 at = (u64)row * p.k + k;
     float x[8];
 #pragma unroll
     for (u32 part = 0; part < 8; part += WIDE<T>) {
-        Vec<T, WIDE<T>> values = {};
-        if (valid) values = load<WIDE<T>>((const T*)p.input + at + part);
+        Vec<T, WIDE<T>> values = load<WIDE<T>>((const T*)p.input + at + part);
 #pragma unroll
         for (u32 e = 0; e < WIDE<T>; ++e) x[part + e] = to_float(values.x[e]);
     }
-    // Magnitudes are compared as integers, in which NaN is the largest.
-    u32 largest = 0;
-#pragma unroll
-    for (u32 e = 0; e < 8; ++e) largest = max(largest, __float_as_uint(x[e]) & 0x7fffffffu);
-    largest = max(largest, __shfl_xor_sync(ALL_LANES, largest, 1));
-    largest = max(largest, __shfl_xor_sync(ALL_LANES, largest, 2));
-    const float magnitude = __uint_as_float(largest);
-    const bool codable = largest != 0 && largest < 0x7f800000u;
-    const float inverse = codable ? 127.0f / magnitude : 0.0f;
-    int sum = 0;
-    Vec<i8, 8> codes;
-#pragma unroll
-    for (u32 e = 0; e < 8; ++e) {
-        // 127 / magnitude is infinite for the smallest numbers.
-        int code = codable ? (int)fminf(fmaxf(rintf(x[e] * inverse), -127.0f), 127.0f) : 0;
-        codes.x[e] = (i8)code;
-        sum += code;
-    }
-    sum += __shfl_xor_sync(ALL_LANES, sum, 1);
-    sum += __shfl_xor_sync(ALL_LANES, sum, 2);
-    if (!valid) return;
-    store(p.codes + at, codes);
-    if (threadIdx.x % 4 == 0) {
-        const float scale = magnitude / 127.0f;
-        Vec<float, 2> scales;
-        scales.x[0] = scale;
-        scales.x[1] = scale * (float)sum;
-        store(p.scales + at / 32 * 2, scales);
-    }
+    round_block(x, {p.codes, p.scales}, at);
 }
 
 // Adds the contribution of a group of 32 inputs to the sum of an output.
@@ -79,21 +50,21 @@ DEVICE float accumulate(const QuantGroup<8>& group, const int* x, float scale, f
     return sum;
 }
 
-// A warp computes OUTPUTS adjacent outputs of all rows. A lane accumulates its groups in order, then the lanes are
-// added in one fixed order: a row's bits depend neither on ROWS nor on the other rows.
-template <class F, class O, int ROWS>
-DEVICE void mmvq(const QuantLinearParams& p) {
-    constexpr u32 OUTPUTS = 2;
-    const u32 n0 = (blockIdx.x * (blockDim.x / 32) + warp_id()) * OUTPUTS;
-    if (n0 >= p.n) return;
+// Number of outputs that a warp computes at once.
+constexpr u32 OUTPUTS = 2;
+
+// Computes a warp's outputs of all rows; `output(j)` is the row of the weight of its j-th. A lane accumulates its groups in order,
+// then the lanes are added in one fixed order: a row's bits depend neither on ROWS nor on the other rows. The sums are those of a
+// lane.
+template <class F, int ROWS, class Output>
+DEVICE void sum_rounded(const QuantLinearParams& p, Output output, float (&sums)[ROWS][OUTPUTS]) {
     const u32 groups = p.k / 32;
-    float sums[ROWS][OUTPUTS] = {};
     // With many rows, one group is enough work for an iteration.
 #pragma unroll(ROWS <= 2 ? 2 : 1)
     for (u32 at = lane_id(); at < groups; at += 32) {
         QuantGroup<8> weight[OUTPUTS];
 #pragma unroll
-        for (u32 j = 0; j < OUTPUTS; ++j) weight[j] = F::template read<8>(p.weight, GroupAt(min(n0 + j, p.n - 1), groups, at));
+        for (u32 j = 0; j < OUTPUTS; ++j) weight[j] = F::template read<8>(p.weight, GroupAt(output(j), groups, at));
 #pragma unroll
         for (u32 i = 0; i < ROWS; ++i) {
             // Rows beyond the last are computed as the last one and not written.
@@ -105,7 +76,70 @@ DEVICE void mmvq(const QuantLinearParams& p) {
             for (u32 j = 0; j < OUTPUTS; ++j) sums[i][j] = accumulate<F>(weight[j], x, scales.x[0], scales.x[1], sums[i][j]);
         }
     }
+}
+
+// Multiplies with the rows of the weight that CTA number `cta` has, two adjacent ones for each warp.
+template <class F, class O, int ROWS>
+DEVICE void multiply_rounded(const QuantLinearParams& p, u32 cta) {
+    const u32 n0 = (cta * (blockDim.x / 32) + warp_id()) * OUTPUTS;
+    if (n0 >= p.n) return;
+    float sums[ROWS][OUTPUTS] = {};
+    sum_rounded<F, ROWS>(p, [&](u32 j) { return min(n0 + j, p.n - 1); }, sums);
     write_warp_sums<O>(p, n0, sums);
+}
+
+// Grid: CTAs of 8 outputs.
+template <class F, class O, int ROWS>
+DEVICE void mmvq(const QuantLinearParams& p) {
+    multiply_rounded<F, O, ROWS>(p, blockIdx.x);
+}
+
+// Multiplies with two weights of different formats. Grid: the CTAs of the first, then those of the second.
+template <class F, class G, class O, int ROWS>
+DEVICE void mmvq_pair(const QuantPairParams& p) {
+    const u32 outputs = blockDim.x / 32 * OUTPUTS, ctas = (p.first.n + outputs - 1) / outputs;
+    if (blockIdx.x < ctas) {
+        multiply_rounded<F, O, ROWS>(p.first, blockIdx.x);
+    } else {
+        multiply_rounded<G, O, ROWS>(p.second, blockIdx.x - ctas);
+    }
+}
+
+// Number of columns of a CTA of mmvq_glu: those of a block of the rounded output.
+constexpr u32 GLU_COLUMNS = 32;
+
+DEVICE float gate_of(const QuantGluParams& p, float gate) {
+    return p.gelu_tanh ? activate<GELU_TANH>(gate) : activate<SILU>(gate);
+}
+
+// Multiplies with a weight whose rows are those of gates, then those of ups, and applies the gated activation. The result is also
+// written rounded. Warps take turns at columns, of which they compute gate and up, rounded as if they had been stored.
+template <class F, class T, int ROWS>
+DEVICE void mmvq_glu(const QuantGluParams& params) {
+    SHARED_ARRAY(float, results, ROWS * GLU_COLUMNS);
+    const QuantLinearParams& p = params.product;
+    const u32 cols = p.n / 2, first = blockIdx.x * GLU_COLUMNS;
+    for (u32 c = warp_id(); c < GLU_COLUMNS; c += blockDim.x / 32) {
+        float sums[ROWS][OUTPUTS] = {};
+        sum_rounded<F, ROWS>(p, [&](u32 j) { return first + c + j * cols; }, sums);
+#pragma unroll
+        for (u32 i = 0; i < ROWS; ++i) {
+            const float gate = warp_sum(sums[i][0]), up = warp_sum(sums[i][1]);
+            if (lane_id() == i) {
+                const T rounded = from_float<T>(added<T>(p, i, first + c, gate));
+                const T factor = from_float<T>(added<T>(p, i, first + c + cols, up));
+                results[i * GLU_COLUMNS + c] = gate_of(params, to_float(rounded)) * to_float(factor);
+            }
+        }
+    }
+    __syncthreads();
+    for (u32 row = warp_id(); row < min((u32)ROWS, p.m); row += blockDim.x / 32) {
+        const u64 at = (u64)row * cols + first + lane_id();
+        const T result = from_float<T>(results[row * GLU_COLUMNS + lane_id()]);
+        const float value[1] = {to_float(result)};
+        ((T*)p.out)[at] = result;
+        round_block(value, params.rounded, at);
+    }
 }
 
 // The same with activations that are not rounded, for weights whose codes are floating-point numbers.

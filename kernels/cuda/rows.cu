@@ -4,6 +4,7 @@
 // Rows are moved N elements at a time: 16 bytes if a row is a multiple of that, else one element.
 #include "activation.h"
 #include "norm.h"
+#include "rounded.h"
 
 // ------------------------------------------------------------------------------------------- embedding
 
@@ -41,44 +42,64 @@ DEVICE void embed(const EmbedParams& p) {
 constexpr bool RMS = false;
 constexpr bool LAYER = true;
 
-// Stores the row in `row` as f32, after a residual before the norm has been added and stored. Each thread reads back
-// only its own elements.
+// The row of a CTA, N elements at a time. Each thread reads back only its own elements of `row`, which is shared memory.
 template <int N, bool IS_LAYER, class T>
-DEVICE void norm_row(const NormParams& p, T* out, const T* input, T* residual, float* row, float* scratch) {
-    const T* const addend = p.residual_after ? residual : nullptr;
-    if (p.residual_after) residual = nullptr;
-    const u32 first = threadIdx.x * N, step = blockDim.x * N;
-    float sum = 0.0f;
-    for (u32 c = first; c < p.cols; c += step) {
-        Vec<T, N> x = load<N>(input + c);
-        if (residual) {
-            Vec<T, N> old = load<N>(residual + c);
+struct NormRow {
+    const NormParams& p;
+    T* const out;
+    const T* const input;
+    T* const residual;
+    float* const row;
+    float mean = 0.0f, inverse = 0.0f;
+
+    DEVICE NormRow(const NormParams& p, float* row)
+        : p(p), out((T*)p.out + start()), input((const T*)p.input + start()),
+          residual(p.residual ? (T*)p.residual + start() : nullptr), row(row) {}
+
+    // Returns the index of the row's first element among those of all rows.
+    DEVICE u64 start() const { return (u64)blockIdx.x * p.cols; }
+    DEVICE u32 first() const { return threadIdx.x * N; }
+    DEVICE u32 step() const { return blockDim.x * N; }
+
+    // Stores the row in `row` as f32, after a residual before the norm has been added and stored, and computes its mean and the
+    // inverse of its deviation.
+    DEVICE void measure(float* scratch) {
+        T* const added = p.residual_after ? nullptr : residual;
+        float sum = 0.0f;
+        for (u32 c = first(); c < p.cols; c += step()) {
+            Vec<T, N> x = load<N>(input + c);
+            if (added) {
+                Vec<T, N> old = load<N>(added + c);
 #pragma unroll
-            for (int i = 0; i < N; ++i) x.x[i] = from_float<T>(to_float(old.x[i]) + to_float(x.x[i]));
-            store(residual + c, x);
+                for (int i = 0; i < N; ++i) x.x[i] = from_float<T>(to_float(old.x[i]) + to_float(x.x[i]));
+                store(added + c, x);
+            }
+#pragma unroll
+            for (int i = 0; i < N; ++i) row[c + i] = to_float(x.x[i]);
+            if constexpr (IS_LAYER) {
+#pragma unroll
+                for (int i = 0; i < N; ++i) sum += row[c + i];
+            } else {
+                sum = add_squares(sum, x);
+            }
         }
-#pragma unroll
-        for (int i = 0; i < N; ++i) row[c + i] = to_float(x.x[i]);
+        float squares = block_sum(sum, scratch);
         if constexpr (IS_LAYER) {
+            // The variance takes a second pass: E[x²] − E[x]² would cancel if the mean is large.
+            mean = squares / p.cols;
+            squares = 0.0f;
+            for (u32 c = first(); c < p.cols; c += step()) {
 #pragma unroll
-            for (int i = 0; i < N; ++i) sum += row[c + i];
-        } else {
-            sum = add_squares(sum, x);
+                for (int i = 0; i < N; ++i) squares += (row[c + i] - mean) * (row[c + i] - mean);
+            }
+            squares = block_sum(squares, scratch);
         }
+        inverse = inverse_root(squares, p.cols, p.eps);
     }
-    float mean = 0.0f, squares = block_sum(sum, scratch);
-    if constexpr (IS_LAYER) {
-        // The variance takes a second pass: E[x²] − E[x]² would cancel if the mean is large.
-        mean = squares / p.cols;
-        squares = 0.0f;
-        for (u32 c = first; c < p.cols; c += step) {
-#pragma unroll
-            for (int i = 0; i < N; ++i) squares += (row[c + i] - mean) * (row[c + i] - mean);
-        }
-        squares = block_sum(squares, scratch);
-    }
-    const float inverse = inverse_root(squares, p.cols, p.eps);
-    for (u32 c = first; c < p.cols; c += step) {
+
+    // Returns the output from column c on.
+    DEVICE Vec<T, N> result(u32 c) const {
+        const T* const addend = p.residual_after ? residual : nullptr;
         float weight[N], bias[N] = {};
         load_floats<N>(weight, p.weight + c);
         if (IS_LAYER && p.bias) load_floats<N>(bias, p.bias + c);
@@ -89,8 +110,15 @@ DEVICE void norm_row(const NormParams& p, T* out, const T* input, T* residual, f
             const float value = normed(row[c + i] - mean, inverse, weight[i] + p.weight_offset, bias[i]);
             y.x[i] = from_float<T>(addend ? value + to_float(add.x[i]) : value);
         }
-        store(out + c, y);
+        return y;
     }
+};
+
+template <int N, bool IS_LAYER, class T>
+DEVICE void norm_row(const NormParams& p, float* row, float* scratch) {
+    NormRow<N, IS_LAYER, T> of(p, row);
+    of.measure(scratch);
+    for (u32 c = of.first(); c < p.cols; c += of.step()) store(of.out + c, of.result(c));
 }
 
 // Grid: one CTA per row. Dynamic shared memory: the row as f32.
@@ -98,14 +126,27 @@ template <class T, bool IS_LAYER>
 DEVICE void norm(const NormParams& p) {
     DYNAMIC_SHARED(row);
     SHARED_ARRAY(float, scratch, 32);
-    const u64 start = (u64)blockIdx.x * p.cols;
-    T* out = (T*)p.out + start;
-    const T* input = (const T*)p.input + start;
-    T* residual = p.residual ? (T*)p.residual + start : nullptr;
     if (p.cols % WIDE<T> == 0) {
-        norm_row<WIDE<T>, IS_LAYER>(p, out, input, residual, (float*)row, scratch);
+        norm_row<WIDE<T>, IS_LAYER, T>(p, (float*)row, scratch);
     } else {
-        norm_row<1, IS_LAYER>(p, out, input, residual, (float*)row, scratch);
+        norm_row<1, IS_LAYER, T>(p, (float*)row, scratch);
+    }
+}
+
+// The same, and the rounded output.
+template <class T, bool IS_LAYER>
+DEVICE void norm_codes(const NormCodesParams& params) {
+    DYNAMIC_SHARED(row);
+    SHARED_ARRAY(float, scratch, 32);
+    constexpr int N = WIDE<T>;
+    NormRow<N, IS_LAYER, T> of(params.norm, (float*)row);
+    of.measure(scratch);
+    for (u32 c = of.first(); c < params.norm.cols; c += of.step()) {
+        const Vec<T, N> y = of.result(c);
+        store(of.out + c, y);
+        float values[N];
+        widen(y, values);
+        round_block(values, params.rounded, of.start() + c);
     }
 }
 
@@ -123,25 +164,45 @@ DEVICE float gated(const GluParams& p, float gate, float up) {
     }
 }
 
+// Returns the output from column c on.
 template <int N, Activation KIND, class T>
-DEVICE void glu_row(const GluParams& p, T* out, const T* gate, const T* up) {
-    for (u32 c = (blockIdx.y * blockDim.x + threadIdx.x) * N; c < p.cols; c += gridDim.y * blockDim.x * N) {
-        Vec<T, N> x = load<N>(gate + c), y = load<N>(up + c);
+DEVICE Vec<T, N> gated_columns(const GluParams& p, u32 c) {
+    const T* const gate = (const T*)p.input + (u64)blockIdx.x * 2 * p.cols;
+    Vec<T, N> x = load<N>(gate + c), y = load<N>(gate + p.cols + c);
 #pragma unroll
-        for (int i = 0; i < N; ++i) x.x[i] = from_float<T>(gated<KIND>(p, to_float(x.x[i]), to_float(y.x[i])));
-        store(out + c, x);
-    }
+    for (int i = 0; i < N; ++i) x.x[i] = from_float<T>(gated<KIND>(p, to_float(x.x[i]), to_float(y.x[i])));
+    return x;
+}
+
+template <int N, Activation KIND, class T>
+DEVICE void glu_row(const GluParams& p) {
+    T* const out = (T*)p.out + (u64)blockIdx.x * p.cols;
+    for (u32 c = (blockIdx.y * blockDim.x + threadIdx.x) * N; c < p.cols; c += gridDim.y * blockDim.x * N)
+        store(out + c, gated_columns<N, KIND, T>(p, c));
 }
 
 // Grid: (rows, parts of a row).
 template <class T, Activation KIND>
 DEVICE void glu(const GluParams& p) {
-    T* out = (T*)p.out + (u64)blockIdx.x * p.cols;
-    const T* gate = (const T*)p.input + (u64)blockIdx.x * 2 * p.cols;
     if (p.cols % WIDE<T> == 0) {
-        glu_row<WIDE<T>, KIND>(p, out, gate, gate + p.cols);
+        glu_row<WIDE<T>, KIND, T>(p);
     } else {
-        glu_row<1, KIND>(p, out, gate, gate + p.cols);
+        glu_row<1, KIND, T>(p);
+    }
+}
+
+// The same, and the rounded output.
+template <class T, Activation KIND>
+DEVICE void glu_codes(const GluCodesParams& params) {
+    constexpr int N = WIDE<T>;
+    const GluParams& p = params.glu;
+    const u64 start = (u64)blockIdx.x * p.cols;
+    for (u32 c = (blockIdx.y * blockDim.x + threadIdx.x) * N; c < p.cols; c += gridDim.y * blockDim.x * N) {
+        const Vec<T, N> x = gated_columns<N, KIND, T>(p, c);
+        store((T*)p.out + start + c, x);
+        float values[N];
+        widen(x, values);
+        round_block(values, params.rounded, start + c);
     }
 }
 

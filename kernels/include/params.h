@@ -10,6 +10,7 @@ typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
+typedef signed char i8;
 
 // Number of tokens in a KV block.
 constexpr u32 KV_BLOCK = 16;
@@ -20,6 +21,13 @@ constexpr u32 MAX_LATENT_SIZE = 640;
 
 // Bit of a token id that refers to the row of the preceding step which sampled the token.
 constexpr u32 DRAWN_TOKEN = 0x80000000u;
+
+// Rows that are rounded to 8 bits, codes * scale, in blocks of 32.
+struct RoundedRows {
+    i8* codes;      // [rows, cols], -127..127
+    float* scales;  // [rows, cols / 32, 2]: scale, and scale * sum of the block's codes
+};
+
 // ------------------------------------------------------------------------------------------- dummy weights: cuda/fill.cu
 
 struct FillParams {
@@ -58,6 +66,12 @@ struct NormParams {
     u32 reserved;
 };
 
+// A norm that also writes its output rounded.
+struct NormCodesParams {
+    RoundedRows rounded;
+    NormParams norm;  // cols is a multiple of 32
+};
+
 struct GluParams {
     void* out;          // T [rows, cols]
     const void* input;  // T [rows, 2 * cols]: gate, then up
@@ -65,6 +79,12 @@ struct GluParams {
     u32 cols;
     float alpha;        // factor of the gate in the sigmoid; clamped SwiGLU only
     float limit;        // limit of gate and up; clamped SwiGLU only
+};
+
+// A gated activation that also writes its output rounded.
+struct GluCodesParams {
+    RoundedRows rounded;
+    GluParams glu;  // cols is a multiple of 32
 };
 
 struct ActParams {
@@ -238,12 +258,11 @@ struct PagedDecodeParams {
     float* partial_out;   // [plan's splits, q_heads, value_size]: outputs of splits before division by their sums
     float* partial_sums;  // [plan's splits, q_heads, 2]: maximum of the scores (base 2), sum of the weights
     u32* tickets;         // [sequences, kv_heads * head_tiles], zero before the first launch, and left zero
+    RoundedRows rounded;  // the output, with a value_size that is a multiple of 32; null means none. Not for latents
     AttentionParams attention;
 };
 
 // ------------------------------------------------------------------------------------------- linear: cuda/gemm_*.cu, gemv.cu
-
-typedef signed char i8;
 
 // O is T, or float for Logits.
 // out[i, j] = softcap(scale * (sum over c of input[i, c] * weight[j, c] + bias[j]) + add[i, j])
@@ -313,6 +332,20 @@ struct QuantLinearParams {
     u32 out_stride;
     float scale;
     float softcap;
+};
+
+// Two products of the same input with weights of different formats, by mmvq_pair.
+struct QuantPairParams {
+    QuantLinearParams first;
+    QuantLinearParams second;
+};
+
+// A product whose outputs are gates, then ups, with the gated activation, by mmvq_glu.
+struct QuantGluParams {
+    RoundedRows rounded;        // the output
+    QuantLinearParams product;  // out: [m, n / 2] T; nothing is added, and n is a multiple of 64
+    u32 gelu_tanh;              // 0: silu
+    u32 reserved;
 };
 
 // out[i, c] = scale * weight[r, c], r = row_ids[i] or i

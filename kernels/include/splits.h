@@ -1,6 +1,7 @@
 // Code shared by the kernels of decode attention: the splits of a sequence, and their merge by the CTA that ends last.
 #pragma once
 #include "attention.h"
+#include "rounded.h"
 
 constexpr u32 MAX_SPLIT_TOKENS = 2048;
 
@@ -57,14 +58,15 @@ struct Merged {
         for (u32 i = 0; i < QUAD; ++i) out[i] = out[i] * old + part.x[i] * scale;
     }
 
-    // Writes the output of a query head, which is 0 if there is no key; NaN stays NaN.
+    // Writes the output of a query head, which is 0 if there is no key; NaN stays NaN. Returns what it has written.
     template <class T>
-    DEVICE void write(const AttentionParams& p, u32 head, T* output) const {
+    DEVICE Vec<T, QUAD> write(const AttentionParams& p, u32 head, T* output) const {
         const float inverse = share(p, head, largest, sum);
         Vec<T, QUAD> result;
 #pragma unroll
         for (u32 i = 0; i < QUAD; ++i) result.x[i] = from_float<T>(out[i] * inverse);
         store(output, result);
+        return result;
     }
 };
 
@@ -93,13 +95,23 @@ DEVICE Merged merged_splits(const PagedDecodeParams& params, const Split& s, u32
     return all;
 }
 
+// Writes the output of a query head, and rounds it if that is wanted. Eight adjacent lanes have a block of 32.
+template <class T>
+DEVICE void write_rounded(const PagedDecodeParams& params, const Merged& all, u32 head, T* output) {
+    const Vec<T, QUAD> result = all.write(params.attention, head, output);
+    if (params.rounded.codes == nullptr) return;
+    float values[QUAD];
+    widen(result, values);
+    round_block(values, params.rounded, (u64)(output - (T*)params.attention.out));
+}
+
 // Writes the result of a split from element `i` of its heads on: the output if the sequence has no other splits, or a part of it.
 // `output` is that of the split's first head.
 template <int D, class T>
 DEVICE void finish_split(const PagedDecodeParams& params, const Split& s, u32 i, const Merged& split, T* output) {
     const u32 head = s.head + i / D, d = i % D;
     if (s.count == 1) {
-        split.write(params.attention, head, output + i);
+        write_rounded(params, split, head, output + i);
         return;
     }
     const u64 at = (u64)s.partial * params.attention.q_heads + head;
@@ -115,7 +127,7 @@ DEVICE void merge_splits(const PagedDecodeParams& params, const Split& s, u32* f
     if (s.count > 1 && is_last(params.tickets + (u64)s.sequence * gridDim.y + blockIdx.y, s.count, flag)) {
         for (u32 i = threadIdx.x * QUAD; i < s.heads * D; i += THREADS * QUAD) {
             const u32 head = s.head + i / D;
-            merged_splits<D>(params, s, head, i % D).write(params.attention, head, output + i);
+            write_rounded(params, merged_splits<D>(params, s, head, i % D), head, output + i);
         }
     }
 }

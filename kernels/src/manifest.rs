@@ -22,14 +22,15 @@ pub use experts::{ExpertProduct, ExpertTiles, expert_gemm, expert_gemv, expert_s
 pub use fill::fill;
 pub use images::{MediaMove, embed_taps, mean_rows, media_rows, patches};
 pub use linear::{
-    FUSED_ROWS, FUSED_SHARED, GEMM_F8_TILE, GEMM_QUANT_TILES, GemmTile, Pairs, SKINNY_STAGES, SKINNY_TILES,
+    FUSED_ROWS, FUSED_SHARED, GEMM_F8_TILE, GEMM_QUANT_TILES, GemmTile, MMVQ_PAIRS, Pairs, SKINNY_STAGES, SKINNY_TILES,
     STAGE_INPUTS, dequantize, gemm, gemm_f8, gemm_quant, gemm_skinny, gemv, gemv_cutoff, gemv_fused, gemv_quant,
-    gemv_rows, library_cutoff, mmvq, mmvq_rows, quantize_activations, quantize_f8, quantize_f8_groups, scale_f8,
-    skinny_most, skinny_rows,
+    gemv_rows, has_mmvq_glu, library_cutoff, mmvq, mmvq_glu, mmvq_pair, mmvq_rows, quantize_activations, quantize_f8,
+    quantize_f8_groups, scale_f8, skinny_most, skinny_rows,
 };
 pub use lora::{lora_expand, lora_expand_table, lora_pairs, lora_shrink};
 pub use rows::{
-    Activation, NormMean, Pool, act, copy_blocks, embed, embed_add, gather_rows, glu, norm, pool_rows, table_runs,
+    Activation, NormMean, Pool, act, copy_blocks, embed, embed_add, gather_rows, glu, glu_codes, norm, norm_codes,
+    pool_rows, table_runs,
 };
 pub use sampling::{sampling_adjust, sampling_draw, sampling_rank, sampling_report, sampling_scan, sampling_weigh};
 

@@ -24,16 +24,16 @@ pub use experts::{
 pub use fill::{FILL_CTAS, FillParams};
 pub use images::{EmbedTapsParams, MeanRowsParams, MediaRowsParams, PatchesParams};
 pub use linear::{
-    DequantizeParams, FUSED_CTAS, FusedLinearParams, LinearParams, QuantLinearParams, QuantWeight, QuantizeParams,
-    SkinnyLinearParams,
+    DequantizeParams, FUSED_CTAS, FusedLinearParams, GLU_COLUMNS, LinearParams, QuantGluParams, QuantLinearParams,
+    QuantPairParams, QuantWeight, QuantizeParams, RoundedRows, SkinnyLinearParams,
 };
 pub use lora::{
     LORA_COLUMNS, LORA_MAX_RANK, LORA_OUTPUTS, LORA_PAIRS_THREADS, LORA_PIECE, LORA_ROWS, LORA_TILE_WORDS,
     LoraPairsParams, LoraParams, LoraPart, lora_splits,
 };
 pub use rows::{
-    ActParams, CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, MAX_NORM_COLS, NormParams, PoolRowsParams,
-    TableRunsParams,
+    ActParams, CopyBlocksParams, EmbedParams, GatherRowsParams, GluCodesParams, GluParams, MAX_NORM_COLS,
+    NormCodesParams, NormParams, PoolRowsParams, TableRunsParams,
 };
 pub use sampling::{
     SAMPLING_ADJUST, SAMPLING_BINS, SAMPLING_LIST, SAMPLING_LOGPROBS, SAMPLING_MAX_TOP, SAMPLING_MIN_SEGMENT,

@@ -83,6 +83,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("linear.h", include_str!("../include/linear.h")),
     ("norm.h", include_str!("../include/norm.h")),
     ("rope.h", include_str!("../include/rope.h")),
+    ("rounded.h", include_str!("../include/rounded.h")),
     ("splits.h", include_str!("../include/splits.h")),
     ("sampling.h", include_str!("../include/sampling.h")),
     ("quant.h", include_str!("../include/quant.h")),

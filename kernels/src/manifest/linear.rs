@@ -2,8 +2,8 @@
 
 use super::{Activation, Chip, Chips, Dtype, Instance};
 use crate::params::{
-    DequantizeParams, FUSED_CTAS, FusedLinearParams, LinearParams, QuantLinearParams, QuantizeParams,
-    SkinnyLinearParams,
+    DequantizeParams, FUSED_CTAS, FusedLinearParams, LinearParams, QuantGluParams, QuantLinearParams, QuantPairParams,
+    QuantizeParams, SkinnyLinearParams,
 };
 use crate::parts::{SKINNY_OUTPUTS, SKINNY_ROWS};
 use crate::quant::QuantFormat;
@@ -238,6 +238,38 @@ pub fn mmvq(format: QuantFormat, out: Dtype, rows: u32) -> Instance {
     }
 }
 
+/// Pairs of formats with [`mmvq_pair`] instances: those of q and k, and of v, in llama.cpp's Q4_K_M and Q5_K_M.
+pub const MMVQ_PAIRS: [[QuantFormat; 2]; 2] =
+    [[QuantFormat::Q4K, QuantFormat::Q6K], [QuantFormat::Q5K, QuantFormat::Q6K]];
+
+/// Returns the instance for the products of quantised activations with two weights of the formats of one of [`MMVQ_PAIRS`], for at
+/// most `rows` rows (a result of [`mmvq_rows`]). The bits are those of [`mmvq`].
+pub fn mmvq_pair([first, second]: [QuantFormat; 2], out: Dtype, rows: u32) -> Instance {
+    let call = format!("mmvq_pair<{}, {}, {}, {rows}>", first.c_name(), second.c_name(), out.c_name());
+    let name = format!("mmvq_pair_{}_and_{}_{}_m{rows}", first.name(), second.name(), out.name());
+    let instance = Instance::new::<QuantPairParams>(sources::QUANTIZED, name, call, 128).typed(out);
+    // As in `mmvq`.
+    match rows {
+        8 => instance.resident(1),
+        4 => instance.resident(5),
+        _ => instance,
+    }
+}
+
+/// Returns whether there are [`mmvq_glu`] instances for a type and an activation.
+pub const fn has_mmvq_glu(dtype: Dtype, activation: Activation) -> bool {
+    !matches!(dtype, Dtype::F32) && matches!(activation, Activation::Silu | Activation::GeluTanh)
+}
+
+/// Returns the instance for the product of one quantised row with a quantised weight whose outputs are gates, then ups, with the
+/// gated activation and its rounding. The bits are those of [`mmvq`], [`glu`](super::glu) and [`quantize_activations`].
+pub fn mmvq_glu(format: QuantFormat, dtype: Dtype) -> Instance {
+    let call = format!("mmvq_glu<{}, {}, 1>", format.c_name(), dtype.c_name());
+    let name = format!("mmvq_glu_{}_{}_m1", format.name(), dtype.name());
+    // By default the compiler spills a little to fit one more CTA.
+    Instance::new::<QuantGluParams>(sources::QUANTIZED, name, call, 256).typed(dtype).resident(3)
+}
+
 /// Returns the instance for the product of activations of type `dtype` with a weight whose codes are floating-point
 /// numbers, for at most `rows` rows (a result of [`mmvq_rows`]).
 pub fn gemv_quant(format: QuantFormat, dtype: Dtype, out: Dtype, rows: u32) -> Instance {
@@ -338,6 +370,7 @@ pub(super) fn all(chip: Chip) -> Vec<Instance> {
                 instances.extend(pairs.map(|(out, rows)| gemv_quant(format, dtype, out, rows)));
             } else {
                 instances.extend(MMVQ_ROWS.map(|rows| mmvq(format, dtype, rows)));
+                instances.extend(has_mmvq_glu(dtype, Activation::Silu).then(|| mmvq_glu(format, dtype)));
             }
             if chip.has_sm80() && dtype != Dtype::F32 {
                 let pairs =
@@ -345,6 +378,9 @@ pub(super) fn all(chip: Chip) -> Vec<Instance> {
                 instances.extend(pairs.map(|(out, rows)| gemm_quant(format, dtype, out, rows)));
             }
             instances.push(dequantize(format, dtype));
+        }
+        for formats in MMVQ_PAIRS {
+            instances.extend(MMVQ_ROWS.map(|rows| mmvq_pair(formats, dtype, rows)));
         }
         if chip.has_fp8_mma() {
             instances.push(gemm_f8(dtype));

@@ -2,8 +2,8 @@
 
 use super::{Chip, Dtype, Instance};
 use crate::params::{
-    ActParams, CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, MAX_NORM_COLS, NormParams, Params,
-    PoolRowsParams, TableRunsParams,
+    ActParams, CopyBlocksParams, EmbedParams, GatherRowsParams, GluCodesParams, GluParams, MAX_NORM_COLS,
+    NormCodesParams, NormParams, Params, PoolRowsParams, TableRunsParams,
 };
 use crate::sources;
 
@@ -104,9 +104,20 @@ pub fn norm(dtype: Dtype, mean: NormMean) -> Instance {
     instance::<NormParams>("norm", dtype, mean.c_name(), 256).with_shared(shared)
 }
 
+/// Returns the instance for a norm that also rounds its output for [`mmvq`](super::mmvq).
+pub fn norm_codes(dtype: Dtype, mean: NormMean) -> Instance {
+    let shared = NormParams::dynamic_shared(MAX_NORM_COLS);
+    instance::<NormCodesParams>("norm_codes", dtype, mean.c_name(), 256).with_shared(shared)
+}
+
 /// Returns the instance for the gated activation.
 pub fn glu(dtype: Dtype, activation: Activation) -> Instance {
     instance::<GluParams>("glu", dtype, activation.c_name(), 128)
+}
+
+/// Returns the instance for a gated activation that also rounds its output for [`mmvq`](super::mmvq).
+pub fn glu_codes(dtype: Dtype, activation: Activation) -> Instance {
+    instance::<GluCodesParams>("glu_codes", dtype, activation.c_name(), 128)
 }
 
 /// Returns the instance for an activation that needs no gate.
@@ -139,8 +150,8 @@ pub(super) fn all(chip: Chip) -> Vec<Instance> {
     for dtype in Dtype::ALL.into_iter().filter(|&d| chip.has(d)) {
         instances.extend([embed(dtype), embed_add(dtype), gather_rows(dtype)]);
         instances.extend(Pool::ALL.map(|pool| pool_rows(dtype, pool)));
-        instances.extend(NormMean::ALL.map(|mean| norm(dtype, mean)));
-        instances.extend(Activation::GATED.map(|activation| glu(dtype, activation)));
+        instances.extend(NormMean::ALL.into_iter().flat_map(|mean| [norm(dtype, mean), norm_codes(dtype, mean)]));
+        instances.extend(Activation::GATED.into_iter().flat_map(|gate| [glu(dtype, gate), glu_codes(dtype, gate)]));
         instances.extend(Activation::PLAIN.map(|activation| act(dtype, activation)));
     }
     instances

@@ -4,7 +4,7 @@
 //! of their layer's keys and values in block 0, and the number of elements to those of the next block. A layer of latent
 //! attention has one row for keys and values: `[KV_BLOCK][head_size]`.
 
-use super::{DevicePtr, params};
+use super::{DevicePtr, RoundedRows, params};
 use crate::plan::PrefillTile;
 
 params! {
@@ -177,6 +177,9 @@ params! {
         partial_sums: DevicePtr,
         /// u32 `[sequences, kv_heads · head tiles]`, zero before the first launch, and left zero.
         tickets: DevicePtr,
+        /// The output, rounded, with a `value_size` that is a multiple of 32; null means that it is not rounded. Latent attention
+        /// does not round.
+        rounded: RoundedRows,
         /// Parameters of all attention kernels.
         attention: AttentionParams,
     }

@@ -77,6 +77,14 @@ params! {
         deltas: DevicePtr,
     }
 
+    /// Rows that are rounded to 8 bits in blocks of 32, as `quantize_activations` does.
+    RoundedRows {
+        /// i8 `[rows, cols]`.
+        codes: DevicePtr,
+        /// f32 `[rows, cols / 32, 2]`: a block's scale, and the scale times the sum of its codes.
+        scales: DevicePtr,
+    }
+
     /// Rounds activations to 8 bits: to integers in blocks of 32 with `quantize_activations`, or to e4m3 with one scale
     /// for a row with `quantize_f8` and one for a group of 128 with `quantize_f8_groups`.
     QuantizeParams {
@@ -127,6 +135,27 @@ params! {
         softcap: f32,
     }
 
+    /// Multiplies one input with two weights of different formats, by `mmvq_pair`.
+    QuantPairParams {
+        /// The product whose CTAs come first.
+        first: QuantLinearParams,
+        /// The other.
+        second: QuantLinearParams,
+    }
+
+    /// Computes `out = act(gate) · up` of a product whose outputs are gates, then ups, by `mmvq_glu`. Gate and up are rounded to T,
+    /// as if they had been stored.
+    QuantGluParams {
+        /// The output, rounded.
+        rounded: RoundedRows,
+        /// The product. `out` is T `[M, N / 2]`, nothing is added, and N is a multiple of 64.
+        product: QuantLinearParams,
+        /// 1 means GELU by its tanh approximation, 0 SiLU.
+        gelu_tanh: u32,
+        /// Unused.
+        reserved: u32,
+    }
+
     /// Computes `out[i, c] = scale · weight[r, c]` with `r = row_ids[i]`, by `dequantize`: a weight for a dense
     /// product, or the rows of an embedding table.
     DequantizeParams {
@@ -151,6 +180,9 @@ params! {
 
 /// Number of outputs of a CTA of [`gemv`](crate::manifest::gemv) and [`mmvq`](crate::manifest::mmvq).
 const VECTOR_OUTPUTS: u32 = 8;
+
+/// Number of columns of the output of a CTA of [`mmvq_glu`](crate::manifest::mmvq_glu).
+pub const GLU_COLUMNS: u32 = 32;
 
 /// Number of outputs of a CTA of [`gemm_quant`](crate::manifest::gemm_quant).
 const GEMM_QUANT_OUTPUTS: u32 = 16;
@@ -214,6 +246,20 @@ impl QuantLinearParams {
     /// Returns the grid of a launch of [`gemm_quant`](crate::manifest::gemm_quant) with tiles of `tile_rows` rows.
     pub fn gemm_grid(&self, tile_rows: u32) -> [u32; 3] {
         [self.n.div_ceil(GEMM_QUANT_OUTPUTS), self.m.div_ceil(tile_rows), 1]
+    }
+}
+
+impl QuantPairParams {
+    /// Returns the grid of the launch.
+    pub fn grid(&self) -> [u32; 3] {
+        [self.first.grid()[0] + self.second.grid()[0], 1, 1]
+    }
+}
+
+impl QuantGluParams {
+    /// Returns the grid of the launch.
+    pub fn grid(&self) -> [u32; 3] {
+        [self.product.n / 2 / GLU_COLUMNS, 1, 1]
     }
 }
 

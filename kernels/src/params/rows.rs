@@ -1,7 +1,7 @@
 //! Parameters of the kernels for single rows: `cuda/rows.cu`. Matrices are 16-byte aligned; rows that are not a
 //! multiple of 16 bytes are slower.
 
-use super::{DevicePtr, params};
+use super::{DevicePtr, RoundedRows, params};
 
 params! {
     /// Computes `out[t] = table[ids[t]] · scale`, or adds that to `out[t]`. Grid: one CTA per token.
@@ -54,6 +54,15 @@ params! {
         reserved: u32,
     }
 
+    /// Does the same as [`NormParams`], whose number of columns is a multiple of 32, and rounds the output. The grid and the shared
+    /// memory are the same.
+    NormCodesParams {
+        /// The output, rounded.
+        rounded: RoundedRows,
+        /// The norm.
+        norm: NormParams,
+    }
+
     /// Computes `out = act(gate) · up`; the clamped SwiGLU is `(u + 1) · g · sigmoid(alpha · g)`, with g the gate up to
     /// the limit and u the up within ± the limit. Grid: [`GluParams::grid`].
     GluParams {
@@ -69,6 +78,14 @@ params! {
         alpha: f32,
         /// Limit of gate and up; clamped SwiGLU only.
         limit: f32,
+    }
+
+    /// Does the same as [`GluParams`], whose number of columns is a multiple of 32, and rounds the output. The grid is the same.
+    GluCodesParams {
+        /// The output, rounded.
+        rounded: RoundedRows,
+        /// The activation.
+        glu: GluParams,
     }
 
     /// Computes `out = act(input)`. Grid: [`ActParams::grid`].

@@ -6,13 +6,14 @@ use std::sync::{LazyLock, Mutex};
 
 use octavo_kernels::emulation::{BankUse, Order};
 use octavo_kernels::manifest::{self, AttentionTypes, CacheType, Chip, DecodeKernel, Dtype, Instance};
-use octavo_kernels::params::{AttentionParams, KV_BLOCK, PagedDecodeParams};
+use octavo_kernels::params::{AttentionParams, KV_BLOCK, PagedDecodeParams, RoundedRows};
 use octavo_kernels::plan::{DecodePlan, PrefillPlan, PrefillTile};
 use octavo_ops::testing::TestRng;
 use octavo_ops::{Sight, e4m3, to_e4m3};
 
 use crate::common::{assert_near, in_every_order, launch, rng};
 use crate::launcher::{Kernels, address, address_mut, dtypes, has_large_memory, has_sm80, on_device};
+use crate::rounded::Rounded;
 use crate::support::{Array, Tolerance, pick};
 
 /// Returns the position after the span of a position, or after the position itself. Spans of two lengths occur: one is within
@@ -465,13 +466,26 @@ impl<'a> Step<'a> {
             partial_out: partial_out.ptr_mut(),
             partial_sums: partial_sums.ptr_mut(),
             tickets: 0,
+            rounded: RoundedRows::default(),
             attention: self.params(out.ptr_mut(), address(&plan)),
         };
         let grid = [columns, params.rows(kernel.tile.heads), 1];
         let mut tickets = vec![0u32; self.seq_lens.len() * grid[1] as usize];
         params.tickets = address_mut(&mut tickets);
+        let rounds = setup.prefix.is_none() && setup.value_size().is_multiple_of(32);
+        let mut rounded = Rounded::poisoned(out.len());
+        if rounds {
+            params.rounded = rounded.params();
+        }
         launch(kernels, order, &kernel.instance, grid, &params);
         assert!(tickets.iter().all(|&t| t == 0), "tickets are ready for the next launch");
+        for rows in self.rows.iter().filter(|rows| rounds && rows.len() == 1) {
+            let row = rows.start * setup.out_cols()..rows.end * setup.out_cols();
+            let values = out.range(row.clone());
+            if values.iter().all(|x| x.is_finite()) {
+                rounded.check(row.start, &values, &kernel.instance.name);
+            }
+        }
     }
 }
 

@@ -6,10 +6,11 @@ use octavo_kernels::emulation::Order;
 use octavo_kernels::manifest::{Chips, Instance};
 use octavo_kernels::params::{
     ActParams, AttentionParams, CopyBlocksParams, DequantizeParams, EmbedParams, EmbedTapsParams, ExpertLinearParams,
-    ExpertSumParams, FillParams, FusedLinearParams, GateRowsParams, GatherRowsParams, GluParams, LatentPostParams,
-    LinearParams, LoraPairsParams, LoraParams, LoraPart, MediaRowsParams, NormParams, PagedDecodeParams, Params,
-    PatchesParams, PoolRowsParams, QkvPostParams, QuantLinearParams, QuantWeight, QuantizeParams, RouteParams,
-    SamplingParams, SamplingRow, SamplingState, SkinnyLinearParams, SortExpertsParams, TableRunsParams,
+    ExpertSumParams, FillParams, FusedLinearParams, GateRowsParams, GatherRowsParams, GluCodesParams, GluParams,
+    LatentPostParams, LinearParams, LoraPairsParams, LoraParams, LoraPart, MediaRowsParams, NormCodesParams,
+    NormParams, PagedDecodeParams, Params, PatchesParams, PoolRowsParams, QkvPostParams, QuantGluParams,
+    QuantLinearParams, QuantPairParams, QuantWeight, QuantizeParams, RoundedRows, RouteParams, SamplingParams,
+    SamplingRow, SamplingState, SkinnyLinearParams, SortExpertsParams, TableRunsParams,
 };
 use octavo_kernels::sources::Source;
 
@@ -33,8 +34,11 @@ fn structs_lie_as_in_c() {
     let mut check = |layout: fn(&mut String, &mut Vec<(String, u32)>)| layout(&mut text, &mut expected);
     check(layout::<FillParams>);
     check(layout::<EmbedParams>);
+    check(layout::<RoundedRows>);
     check(layout::<NormParams>);
+    check(layout::<NormCodesParams>);
     check(layout::<GluParams>);
+    check(layout::<GluCodesParams>);
     check(layout::<ActParams>);
     check(layout::<GatherRowsParams>);
     check(layout::<PoolRowsParams>);
@@ -53,6 +57,8 @@ fn structs_lie_as_in_c() {
     check(layout::<QuantWeight>);
     check(layout::<QuantizeParams>);
     check(layout::<QuantLinearParams>);
+    check(layout::<QuantPairParams>);
+    check(layout::<QuantGluParams>);
     check(layout::<DequantizeParams>);
     check(layout::<RouteParams>);
     check(layout::<SortExpertsParams>);

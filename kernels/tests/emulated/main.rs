@@ -23,6 +23,7 @@ mod machine;
 mod qkv_post;
 mod quantized;
 mod races;
+mod rounded;
 mod rows;
 mod sampling;
 mod sanitizers;

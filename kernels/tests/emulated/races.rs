@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use octavo_kernels::manifest::{self, Chip, Dtype, GemmTile, NormMean, Pool};
+use octavo_kernels::manifest::{self, Activation, Chip, Dtype, GemmTile, NormMean, Pool};
 use octavo_kernels::quant::QuantFormat;
 use octavo_kernels::sources::{HEADERS, SOURCES};
 use octavo_ops::testing::TestRng;
@@ -11,7 +11,9 @@ use octavo_ops::testing::TestRng;
 use crate::attention::{Chunk, Path, Sequence, Setup};
 use crate::common::{in_every_order, rng};
 use crate::launcher::{Kernels, finding_races};
-use crate::{attention, experts, float8, fused, latent, linear, lora, qkv_post, quantized, rows, sampling, skinny};
+use crate::{
+    attention, experts, float8, fused, latent, linear, lora, qkv_post, quantized, rounded, rows, sampling, skinny,
+};
 
 // ---------------------------------------------------------------------------------------- mutants
 
@@ -154,6 +156,11 @@ const CASES: &[Case] = &[
         name: "quantised tiles",
         files: &["cuda/gemm_quant.cu", "tiles.h"],
         run: || quantized::check_tiled(QuantFormat::Q4K, Dtype::F16, Dtype::F16, &mut rng()),
+    },
+    Case {
+        name: "gated products",
+        files: &["cuda/quantized.cu"],
+        run: || rounded::check_gated(QuantFormat::Q4K, Dtype::F16, Activation::Silu, &mut rng()),
     },
     Case {
         name: "codes in e4m3",

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use octavo_kernels::manifest::Dtype;
 use octavo_kernels::params::{
     AttentionParams, DequantizeParams, EmbedParams, GatherRowsParams, GluParams, NormParams, PagedDecodeParams, Params,
-    QkvPostParams,
+    QkvPostParams, RoundedRows,
 };
 use octavo_ops::{BackendError, EmbedIds, Rows};
 
@@ -44,7 +44,9 @@ pub(crate) struct Scratch {
     /// Dequantised values of a weight.
     pub(crate) values: u64,
     /// Rounded activations and their scales.
-    pub(crate) rounded: (u64, u64),
+    pub(crate) rounded: RoundedRows,
+    /// Those of gated activations.
+    pub(crate) gated: RoundedRows,
     /// Sums of the parts of products whose inputs are divided, and the tickets of their tiles.
     pub(crate) parts: (u64, u64),
 }
@@ -52,10 +54,11 @@ pub(crate) struct Scratch {
 impl Scratch {
     /// Returns the addresses of a layout's regions.
     pub(crate) fn new(arena: &Arena, layout: &Layout) -> Self {
-        let (codes, scales) = layout.rounded;
+        let rows = |(codes, scales)| RoundedRows { codes: arena.at(codes), scales: arena.at(scales) };
         Self {
             values: arena.at(layout.values),
-            rounded: (arena.at(codes), arena.at(scales)),
+            rounded: rows(layout.rounded),
+            gated: rows(layout.gated),
             parts: (arena.at(layout.workspace), arena.at(layout.part_tickets)),
         }
     }
@@ -198,7 +201,7 @@ impl<L: Launcher> Machine<L> {
             }
             Stage::Product { product, rows } => {
                 let rows = step.rows(*rows);
-                some(rows, || self.product(product, rows))
+                some(rows, || self.product(product, rows, &step.shape))
             }
             Stage::QkvPost { kernel, params, cache } => some(tokens, || self.qkv_post(*kernel, params, *cache, step)),
             Stage::Attention { attention, cache } => some(tokens, || self.attention(attention, *cache, step)),
@@ -213,6 +216,7 @@ impl<L: Launcher> Machine<L> {
             }
             Stage::Pool { kernel, params } => self.pool_rows(*kernel, params, step),
             Stage::Image(stage) => self.image(stage, step),
+            Stage::Rounded(stage) => self.rounded(stage, step),
             Stage::Experts(stage) => self.experts(stage, step),
             Stage::Latent(stage) => self.latent(stage, step),
             Stage::Lora(stage) => self.lora(stage, step),
@@ -272,10 +276,12 @@ impl<L: Launcher> Machine<L> {
                 let params = fill(params, shape.prefill_plan());
                 self.launch(prefill.kernel, (prefill.grid)(&params, prefill.tile, shape.tiles as u32), &params)
             }
-            Attention::Planned { decode, tile, prefill, params } => {
+            Attention::Planned { decode, tile, prefill, params, codes } => {
                 if shape.splits > 0 {
-                    let filled = fill(&params.attention, shape.decode_plan());
-                    let params = PagedDecodeParams { attention: filled, ..*params };
+                    let attention = fill(&params.attention, shape.decode_plan());
+                    let codes = codes.filter(|codes| codes.is_written(shape.tokens as u32, shape));
+                    let rounded = codes.map_or_else(RoundedRows::default, |codes| codes.at);
+                    let params = PagedDecodeParams { attention, rounded, ..*params };
                     let grid = tile.grid(&params, self.launcher.processors(), shape.splits as u32);
                     self.launch(*decode, grid, &params)?;
                 }

@@ -136,6 +136,8 @@ pub(crate) struct Layout {
     pub(crate) values: Region,
     /// Rounded activations and their scales.
     pub(crate) rounded: (Region, Region),
+    /// Those of gated activations of few rows, which a product writes while it reads others.
+    pub(crate) gated: (Region, Region),
     /// Partial results of decode attention, their sums, and the tickets.
     pub(crate) partial: (Region, Region, Region),
     /// Workspace of cuBLASLt, and sums of the parts of products whose inputs are divided.
@@ -206,7 +208,9 @@ impl Layout {
         let rows = if setting.rounds_to_fp8() { limits.rows_of(program, Rows::Tokens) } else { 0 };
         let codes = plan.take(rows.max(ROUNDED_ROWS) * widest);
         let of_rows = rows * if setting.multiplies_fp8_by_library() { widest.div_ceil(SIDE as u64) } else { 1 };
-        let scales = plan.take(of_rows.max(ROUNDED_ROWS * widest / 32 * 2) * size_of::<f32>() as u64);
+        let of_blocks = ROUNDED_ROWS * widest / 32 * 2;
+        let scales = plan.take(of_rows.max(of_blocks) * size_of::<f32>() as u64);
+        let gated = (plan.take(ROUNDED_ROWS * widest), plan.take(of_blocks * size_of::<f32>() as u64));
         let (elements, heads) = attention(program)?;
         let splits = limits.splits(limits.sequences) as u64;
         let floats = size_of::<f32>() as u64;
@@ -240,6 +244,7 @@ impl Layout {
             tables,
             values,
             rounded: (codes, scales),
+            gated,
             partial,
             workspace,
             part_tickets,

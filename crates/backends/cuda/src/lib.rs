@@ -47,6 +47,7 @@ mod pack;
 mod peaks;
 mod predict;
 mod probe;
+mod rounded;
 mod sample;
 mod staged;
 mod step;

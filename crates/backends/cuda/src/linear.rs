@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 
 use octavo_kernels::manifest::{self, AttentionTypes, CacheType, Dtype};
-use octavo_kernels::params::{DequantizeParams, LinearParams, QuantLinearParams, QuantWeight, QuantizeParams};
+use octavo_kernels::params::{
+    DequantizeParams, LinearParams, QuantLinearParams, QuantPairParams, QuantWeight, QuantizeParams, RoundedRows,
+};
 use octavo_kernels::quant::QuantFormat;
 use octavo_ops::BackendError;
 
@@ -15,11 +17,17 @@ use crate::launcher::Launcher;
 use crate::libraries::cublaslt::{
     CublasLt, LEAST_ALIGNMENT, Operands, Shape, USUAL_ALIGNMENT, alignment_of, bucket, buckets,
 };
+use crate::rounded::{Gate, Prepared};
+use crate::step::StepShape;
 
 /// A lowered product, with one entry for each row part of the weight.
 #[derive(Clone, Debug)]
 pub(crate) struct Product {
     pub(crate) parts: Vec<ProductPart>,
+    /// Codes of the input that the stage before writes.
+    pub(crate) prepared: Option<Prepared>,
+    /// Activation of the output.
+    pub(crate) gate: Option<Gate>,
 }
 
 /// A part of a product, which writes its own columns of the output.
@@ -38,11 +46,14 @@ pub(crate) struct ProductPart {
 /// Kernels of a quantised weight.
 #[derive(Clone, Debug)]
 struct Quant {
+    format: QuantFormat,
     weight: QuantWeight,
     /// Rounds the input for products of few rows; `None` if they take it as it is.
     quantize: Option<Rounding>,
     /// Kernels with their number of rows, ascending.
     vectors: Vec<(u32, KernelId)>,
+    /// Those that multiply the next part too.
+    pairs: Vec<(u32, KernelId)>,
     /// Kernels for more rows, with their number of rows and the number of rows in a tile.
     tiles: Vec<(u32, (KernelId, u32))>,
     /// Kernels that round the input to FP8 and multiply it, for still more rows.
@@ -78,7 +89,7 @@ impl LibraryFp8 {
 
 /// The kernel that rounds the input of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rounding {
+pub(crate) enum Rounding {
     /// To integers, in blocks of 32.
     Blocks(KernelId),
     /// To FP8, in rows.
@@ -107,6 +118,30 @@ pub(crate) const VECTOR_ROWS: [u32; 5] = [1, 2, 4, 8, 16];
 /// Maximum number of rows of an activation that is rounded.
 pub(crate) const ROUNDED_ROWS: u64 = VECTOR_ROWS[VECTOR_ROWS.len() - 1] as u64;
 
+impl Product {
+    /// Joins the parts of a weight, of which two may be multiplied at once.
+    pub(crate) fn new(mut parts: Vec<ProductPart>, instances: &mut Instances) -> Self {
+        for at in 1..parts.len() {
+            let [first, second] = [at - 1, at].map(|at| parts[at].format_of_few());
+            let Some(formats) = first.zip(second).map(<[_; 2]>::from) else { continue };
+            let out = parts[at].out;
+            if let Some(quant) = parts[at - 1].quant.as_mut().filter(|_| manifest::MMVQ_PAIRS.contains(&formats)) {
+                let pair = |&(rows, _): &(u32, KernelId)| (rows, instances.id(manifest::mmvq_pair(formats, out, rows)));
+                quant.pairs = quant.vectors.iter().map(pair).collect();
+            }
+        }
+        Self { parts, prepared: None, gate: None }
+    }
+
+    /// Returns how the input of few rows is rounded for weights of integers, and their maximum number.
+    pub(crate) fn rounding_of_few(&self) -> Option<(Rounding, u32)> {
+        self.parts.iter().find_map(|part| {
+            let quant = part.quant.as_ref()?;
+            Some((quant.quantize?, quant.vectors.last()?.0))
+        })
+    }
+}
+
 impl ProductPart {
     /// Chooses kernels. With `batch_invariant` one kernel computes any number of rows, so that a row's bits do not
     /// depend on it.
@@ -118,7 +153,9 @@ impl ProductPart {
         let tiled = chip.has_sm80() && dtype != Dtype::F32 && !batch_invariant;
         let exact = |rows: &u32| manifest::mmvq_rows(*rows as usize) == Some(*rows) && !batch_invariant;
         let quant = quant.map(|(format, weight)| Quant {
+            format,
             weight,
+            pairs: Vec::new(),
             vectors: (VECTOR_ROWS.into_iter().filter(exact))
                 .map(|rows| (rows, instances.id(few_rows(format, dtype, *out, rows))))
                 .collect(),
@@ -152,6 +189,12 @@ impl ProductPart {
         self.out
     }
 
+    /// Returns the format of a weight of integers whose product with few rows is one of its own.
+    pub(crate) fn format_of_few(&self) -> Option<QuantFormat> {
+        let quant = self.quant.as_ref().filter(|quant| quant.quantize.is_some() && !quant.vectors.is_empty())?;
+        Some(quant.format)
+    }
+
     /// Returns a text that tells products apart whose times differ.
     pub(crate) fn shape_name(&self) -> String {
         let LinearParams { n, k, bias, add, .. } = self.params;
@@ -165,10 +208,16 @@ impl ProductPart {
     }
 
     /// Returns the parameters of the product of an input, with its scales if it is rounded, and a quantised weight.
-    fn quantised(&self, quant: &Quant, (input, scales): (u64, u64), rows: u32) -> QuantLinearParams {
+    fn quantised(&self, quant: &Quant, input: RoundedRows, rows: u32) -> QuantLinearParams {
+        let RoundedRows { codes: input, scales } = input;
         let LinearParams { bias, add, out, n, k, out_stride, scale, softcap, .. } = self.params;
         let weight = quant.weight;
         QuantLinearParams { weight, input, scales, bias, add, out, m: rows, n, k, out_stride, scale, softcap }
+    }
+
+    /// Returns the input as it is.
+    fn exact(&self) -> RoundedRows {
+        RoundedRows { codes: self.params.input, scales: 0 }
     }
 
     /// Returns the shape and operands for cuBLASLt to plan, if it may be used. `values` is the address of a quantised
@@ -192,7 +241,7 @@ impl ProductPart {
     fn fp8_by_library(&self, rows: u32, scratch: &Scratch) -> Option<(Shape, Operands, Rounding)> {
         let (quant, (shape, bias)) = (self.quant.as_ref()?, self.library?);
         let library = quant.fp8_library.filter(|_| rows > MOST_TILED_ROWS)?;
-        let (input, input_scales) = scratch.rounded;
+        let RoundedRows { codes: input, scales: input_scales } = scratch.rounded;
         let operands = self.operands(quant.weight.codes, bias);
         let operands = Operands { input, scales: [library.scales, input_scales], ..operands };
         Some((Shape { scaling: library.scaling, ..shape }, operands, library.rounding()?))
@@ -237,7 +286,7 @@ impl ProductPart {
         let room = k / (Dtype::F32.bytes() / self.dense.dtype.bytes()) as u32;
         let step = (room.max(1).next_power_of_two() / 16).max(16);
         let chunk = room / step * step;
-        let (codes, row_scales) = scratch.rounded;
+        let RoundedRows { codes, scales: row_scales } = scratch.rounded;
         let [weight, scales] = [quant.weight.codes, fp8.scales];
         (chunk > 0).then_some(Apart {
             shape,
@@ -389,46 +438,58 @@ pub(crate) fn for_rows<K: Copy>(kernels: &[(u32, K)], rows: u32) -> Option<K> {
     kernels.iter().find(|(most, _)| rows <= *most).map(|(_, kernel)| *kernel)
 }
 
+/// How scratch memory has the input of a product, and where.
+type Rounded = Option<(Rounding, RoundedRows)>;
+
 impl<L: Launcher> Machine<L> {
-    /// Launches a product on this number of rows.
-    pub(crate) fn product(&self, product: &Product, rows: u32) -> Result<(), BackendError> {
-        // How the scratch memory has the input, which the parts of a fused weight share.
-        let mut rounded = None;
-        for part in &product.parts {
-            match &part.quant {
-                None => self.dense(part, rows, part.params.weight)?,
-                Some(quant) => {
-                    if let Some(kernel) = for_rows(&quant.vectors, rows) {
-                        let input = match quant.quantize {
-                            None => (part.params.input, 0),
-                            Some(rounding) => self.round(part, rounding, rows, &mut rounded)?,
-                        };
-                        let params = part.quantised(quant, input, rows);
-                        self.launch(kernel, params.grid(), &params)?;
-                    } else if let Some((kernel, tile_rows)) = for_rows(&quant.tiles, rows) {
-                        let params = part.quantised(quant, (part.params.input, 0), rows);
-                        self.launch(kernel, params.gemm_grid(tile_rows), &params)?;
-                    } else if let Some((rounding, kernel)) = quant.fp8 {
-                        let input = self.round(part, rounding, rows, &mut rounded)?;
-                        let params = part.quantised(quant, input, rows);
-                        self.launch(kernel, params.tile_grid(manifest::GEMM_F8_TILE), &params)?;
-                    } else if !self.fp8_by_library(part, rows, &mut rounded)? {
-                        self.values(part, quant)?;
-                        self.dense(part, rows, self.scratch.values)?;
-                    }
+    /// Launches a product on this number of rows of a step.
+    pub(crate) fn product(&self, product: &Product, rows: u32, shape: &StepShape) -> Result<(), BackendError> {
+        let prepared = product.prepared.filter(|prepared| prepared.is_written(rows, shape));
+        // The parts of a fused weight share it.
+        let mut rounded = prepared.map(|prepared| (prepared.rounding, prepared.at));
+        let mut parts = &product.parts[..];
+        while let [part, rest @ ..] = parts {
+            parts = rest;
+            let Some(quant) = &part.quant else {
+                self.dense(part, rows, part.params.weight)?;
+                continue;
+            };
+            if let Some(kernel) = for_rows(&quant.vectors, rows) {
+                let input = match quant.quantize {
+                    None => part.exact(),
+                    Some(rounding) => self.round(part, rounding, rows, &mut rounded)?,
+                };
+                let params = part.quantised(quant, input, rows);
+                let pair = || {
+                    let (next, others) = rest.split_first()?;
+                    Some((for_rows(&quant.pairs, rows)?, next.quantised(next.quant.as_ref()?, input, rows), others))
+                };
+                if let Some(gate) = product.gate.as_ref().filter(|gate| self.applies(gate, rows)) {
+                    self.gated_product(gate, params)?;
+                } else if let Some((kernel, second, others)) = pair() {
+                    let params = QuantPairParams { first: params, second };
+                    self.launch(kernel, params.grid(), &params)?;
+                    parts = others;
+                } else {
+                    self.launch(kernel, params.grid(), &params)?;
                 }
+            } else if let Some((kernel, tile_rows)) = for_rows(&quant.tiles, rows) {
+                let params = part.quantised(quant, part.exact(), rows);
+                self.launch(kernel, params.gemm_grid(tile_rows), &params)?;
+            } else if let Some((rounding, kernel)) = quant.fp8 {
+                let input = self.round(part, rounding, rows, &mut rounded)?;
+                let params = part.quantised(quant, input, rows);
+                self.launch(kernel, params.tile_grid(manifest::GEMM_F8_TILE), &params)?;
+            } else if !self.fp8_by_library(part, rows, &mut rounded)? {
+                self.values(part, quant)?;
+                self.dense(part, rows, self.scratch.values)?;
             }
         }
         Ok(())
     }
 
     /// Launches a product with an FP8 weight by cuBLASLt. Returns `false` if that does not multiply it in FP8.
-    fn fp8_by_library(
-        &self,
-        part: &ProductPart,
-        rows: u32,
-        rounded: &mut Option<Rounding>,
-    ) -> Result<bool, BackendError> {
+    fn fp8_by_library(&self, part: &ProductPart, rows: u32, rounded: &mut Rounded) -> Result<bool, BackendError> {
         let supports = |shape, rows| self.launcher.supports(shape, rows);
         match part.fp8_way(supports, rows, &self.scratch) {
             None => Ok(false),
@@ -449,28 +510,29 @@ impl<L: Launcher> Machine<L> {
         }
     }
 
-    /// Returns the rounded input of a quantised product, with its scales. It is not rounded again if it is `rounded` so.
+    /// Returns the rounded input of a quantised product. It is not rounded again if it is `rounded` so.
     fn round(
         &self,
         part: &ProductPart,
         rounding: Rounding,
         rows: u32,
-        rounded: &mut Option<Rounding>,
-    ) -> Result<(u64, u64), BackendError> {
-        let (codes, scales) = self.scratch.rounded;
-        if *rounded != Some(rounding) {
-            let (input, k) = (part.params.input, part.params.k);
-            // Scales of groups have the distance of the rows that are planned.
-            let params = QuantizeParams { input, codes, scales, m: rows, k, stride: bucket(rows), reserved: 0 };
-            match rounding {
-                Rounding::Blocks(kernel) | Rounding::Groups(kernel) => {
-                    self.launch(kernel, params.grid(self.launcher.threads(kernel)), &params)?;
-                }
-                Rounding::Rows(kernel) => self.launch(kernel, params.row_grid(), &params)?,
-            }
-            *rounded = Some(rounding);
+        rounded: &mut Rounded,
+    ) -> Result<RoundedRows, BackendError> {
+        if let Some((_, at)) = rounded.filter(|known| known.0 == rounding) {
+            return Ok(at);
         }
-        Ok((codes, scales))
+        let RoundedRows { codes, scales } = self.scratch.rounded;
+        let (input, k) = (part.params.input, part.params.k);
+        // Scales of groups have the distance of the rows that are planned.
+        let params = QuantizeParams { input, codes, scales, m: rows, k, stride: bucket(rows), reserved: 0 };
+        match rounding {
+            Rounding::Blocks(kernel) | Rounding::Groups(kernel) => {
+                self.launch(kernel, params.grid(self.launcher.threads(kernel)), &params)?;
+            }
+            Rounding::Rows(kernel) => self.launch(kernel, params.row_grid(), &params)?,
+        }
+        *rounded = Some((rounding, self.scratch.rounded));
+        Ok(self.scratch.rounded)
     }
 
     /// Dequantises a weight.

@@ -3,7 +3,7 @@
 use octavo_kernels::manifest::{self, AttentionTypes, CacheType, Dtype};
 use octavo_kernels::params::{
     AttentionParams, DequantizeParams, EmbedParams, GatherRowsParams, GluParams, KV_BLOCK, LinearParams, MAX_NORM_COLS,
-    NormParams, PagedDecodeParams, PoolRowsParams, QkvPostParams,
+    NormParams, PagedDecodeParams, PoolRowsParams, QkvPostParams, RoundedRows,
 };
 use octavo_kernels::plan::{DecodeTile, PrefillTile};
 use octavo_ops::{
@@ -14,11 +14,13 @@ use octavo_ops::{
 use crate::arena::Arena;
 use crate::build::{Instances, KernelId};
 use crate::experts::ExpertStage;
+use crate::forward::Scratch;
 use crate::images::ImageStage;
 use crate::latent::LatentStage;
 use crate::layout::{Layout, kv_groups, logits_stride};
 use crate::linear::{Product, ProductPart, Setting, Wanted};
 use crate::lora::LoraStage;
+use crate::rounded::{Prepared, RoundedStage};
 use crate::unsupported;
 use crate::weights::{Part, Placed};
 
@@ -34,6 +36,7 @@ pub(crate) enum Stage {
     Glu { kernel: KernelId, params: GluParams, rows: Rows },
     Gather { kernel: KernelId, params: GatherRowsParams, rows: Rows },
     Pool { kernel: KernelId, params: PoolRowsParams },
+    Rounded(Box<RoundedStage>),
     Image(ImageStage),
     Experts(ExpertStage),
     Latent(LatentStage),
@@ -76,7 +79,14 @@ pub(crate) enum Attention {
     /// One kernel for all sequences, which reads every key in one order.
     Plain { kernel: KernelId, params: AttentionParams },
     /// One kernel for the sequences that decode, and one for those that prefill.
-    Planned { decode: KernelId, tile: DecodeTile, prefill: Prefill, params: PagedDecodeParams },
+    Planned {
+        decode: KernelId,
+        tile: DecodeTile,
+        prefill: Prefill,
+        params: PagedDecodeParams,
+        /// Codes of the output that decode writes.
+        codes: Option<Prepared>,
+    },
     /// The kernel for prefill, for all sequences: those of an encoder, and those whose results must not depend on the step.
     Tiled { prefill: Prefill, params: AttentionParams },
 }
@@ -98,7 +108,10 @@ pub(crate) struct Lowering<'a> {
 impl Lowering<'_> {
     /// Returns the stages of the forward part.
     pub(crate) fn stages(&mut self) -> Result<Vec<Stage>, BackendError> {
-        self.program.forward_ops().iter().map(|op| self.stage(op)).collect()
+        let mut stages: Vec<_> =
+            self.program.forward_ops().iter().map(|op| self.stage(op)).collect::<Result<_, _>>()?;
+        self.join_rounding(&mut stages, &Scratch::new(self.arena, self.layout));
+        Ok(stages)
     }
 
     fn stage(&mut self, op: &Op) -> Result<Stage, BackendError> {
@@ -292,7 +305,7 @@ impl Lowering<'_> {
             parts.push(ProductPart::new(&wanted, &self.setting, &mut self.instances));
             column += part.rows as u64;
         }
-        Product { parts }
+        Product::new(parts, &mut self.instances)
     }
 
     /// Returns the layer of the memory of the step for heads of a shape.
@@ -405,7 +418,9 @@ impl Lowering<'_> {
                         partial_sums: self.arena.at(sums),
                         tickets: self.arena.at(tickets),
                         attention: params,
+                        rounded: RoundedRows::default(),
                     },
+                    codes: None,
                 }
             }
         };

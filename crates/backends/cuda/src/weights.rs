@@ -16,7 +16,7 @@ use octavo_ops::{
 use crate::arena::{Arena, Plan, Region};
 use crate::driver::Gpu;
 use crate::dummy::Fill;
-use crate::float8::{Scaling, most_scales, shared_scales};
+use crate::float8::{SIDE, Scaling, most_scales, shared_scales};
 use crate::linear::Setting;
 use crate::uploads::{Piece, Uploads};
 use crate::{integers, unsupported};
@@ -131,20 +131,25 @@ pub(crate) fn place(program: &Program, setting: &Setting, plan: &mut Plan) -> Re
     program.weights.iter().zip(uses(program)).map(place_one).collect()
 }
 
-/// Places a matrix. Adjacent parts of plain numbers become one.
+/// Places a matrix. Adjacent parts of one format become one, which a single launch multiplies.
 fn place_matrix(weight: &Weight, setting: &Setting, plan: &mut Plan) -> Result<Vec<Part>, BackendError> {
     let mut parts: Vec<Part> = Vec::new();
     let mut rest = &weight.parts[..];
     while let Some(first) = rest.first() {
         let format = format_of(first.storage);
-        let together = match format {
-            Some(_) => 1,
-            None => rest.iter().take_while(|part| format_of(part.storage).is_none()).count(),
+        let by_library = format == Some(QuantFormat::F8E4M3) && setting.multiplies_fp8_by_library();
+        let mut rows = 0usize;
+        let joins = |part: &&WeightPart| {
+            // The scales of blocks are found only in a part whose blocks begin with it.
+            let is_whole = !by_library || rows.is_multiple_of(SIDE);
+            rows += part.rows;
+            format_of(part.storage) == format && is_whole
         };
-        let rows = rest[..together].iter().map(|part| part.rows).sum();
-        rest = &rest[together..];
+        let (these, others) = rest.split_at(rest.iter().take_while(joins).count());
+        rest = others;
+        let rows = these.iter().map(|part| part.rows).sum();
         let mut part = place_part(weight, rows, format, setting.dtype, plan)?;
-        if format == Some(QuantFormat::F8E4M3) && setting.multiplies_fp8_by_library() {
+        if by_library {
             part.scales = Some(plan.take((most_scales(rows, weight.cols) * size_of::<f32>()) as u64));
         }
         parts.push(part);
@@ -484,6 +489,30 @@ mod tests {
         let biases =
             placed.iter().filter(|p| matches!(p, Placed::Bias(wide, narrow) if wide.bytes == 2 * narrow.bytes));
         assert!(biases.count() > 0);
+    }
+
+    #[test]
+    fn adjacent_parts_of_a_format_are_one() {
+        use StorageType::{BF16, F8E4M3, F16, Q4K, Q6K};
+        let rows_of = |storages: &[(StorageType, usize)], setting: &Setting| -> Vec<usize> {
+            let part = |(at, &(storage, rows)): (usize, &(StorageType, usize))| WeightPart {
+                tensor: at.to_string(),
+                rows,
+                storage,
+                ..WeightPart::default()
+            };
+            let parts: Vec<_> = storages.iter().enumerate().map(part).collect();
+            let rows = parts.iter().map(|part| part.rows).sum();
+            let weight = Weight { name: "w".into(), rows, cols: 256, parts };
+            place_matrix(&weight, setting, &mut Plan::default()).unwrap().iter().map(|part| part.rows).collect()
+        };
+        let setting = crate::linear::tests::setting(Dtype::Bf16);
+        assert_eq!(rows_of(&[(Q4K, 4), (Q4K, 2), (Q6K, 2), (Q6K, 1), (Q4K, 3)], &setting), [6, 3, 3]);
+        assert_eq!(rows_of(&[(BF16, 4), (F16, 2), (Q6K, 2), (BF16, 1)], &setting), [6, 2, 1]);
+        // Where the library needs scales of blocks, a part begins with a block.
+        let eights = [(F8E4M3, 256), (F8E4M3, 130), (F8E4M3, 128), (F8E4M3, 1)];
+        assert_eq!(rows_of(&eights, &setting), [515]);
+        assert_eq!(rows_of(&eights, &Setting { fp8_inputs: true, ..setting }), [386, 129]);
     }
 
     #[test]

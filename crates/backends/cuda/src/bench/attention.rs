@@ -1,7 +1,7 @@
 //! Cases of attention over the paged cache, for one layer.
 
 use octavo_kernels::manifest::{self, AttentionTypes, CacheType};
-use octavo_kernels::params::{AttentionParams, KV_BLOCK, PagedDecodeParams};
+use octavo_kernels::params::{AttentionParams, KV_BLOCK, PagedDecodeParams, RoundedRows};
 use octavo_kernels::plan::{DecodePlan, PrefillPlan, PrefillTile, split_tokens};
 
 use super::At;
@@ -137,6 +137,7 @@ impl Cases<'_> {
                 partial_out: at.data(partial_out),
                 partial_sums: at.data(partial_sums),
                 tickets: at.table(tickets),
+                rounded: RoundedRows::default(),
                 attention: layer.params(at, split_plan),
             };
             (params, tile.grid(&params, processors, splits))

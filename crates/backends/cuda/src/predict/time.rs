@@ -132,10 +132,11 @@ fn decode_stages(instance: &Instance) -> usize {
     instance.call.split([',', '>']).nth(4).and_then(|stages| stages.trim().parse().ok()).unwrap_or(2)
 }
 
-/// Returns whether a kernel has code for several cases, such as rows that are no multiple of 16 bytes or activations, of which one
-/// runs.
-fn has_cases(source: Source) -> bool {
-    [sources::ROWS, sources::QKV_POST, sources::IMAGES, sources::GEMV_FUSED].contains(&source)
+/// Returns whether a kernel has code for several cases, of which one runs in a CTA: rows that are no multiple of 16 bytes, activations,
+/// or one of two weights.
+fn has_cases(instance: &Instance) -> bool {
+    let is_pair = instance.name.starts_with("mmvq_pair");
+    is_pair || [sources::ROWS, sources::QKV_POST, sources::IMAGES, sources::GEMV_FUSED].contains(&instance.source)
 }
 
 /// Returns whether a kernel multiplies on the tensor cores.
@@ -296,7 +297,7 @@ impl ChipModel {
             None => self.loaded_latency + multiplied,
         };
         let around = f64::from(code.instructions.saturating_sub(code.main_loop));
-        let around = if has_cases(instance.source) { around.min(main_loop) } else { around };
+        let around = if has_cases(instance) { around.min(main_loop) } else { around };
         let held = f64::from(self.sheet.processors) * self.resident(launch, instance);
         Waves {
             chip: self,

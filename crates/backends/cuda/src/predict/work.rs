@@ -6,7 +6,8 @@ use std::any::Any;
 
 use octavo_kernels::manifest::{Dtype, GemmTile, Instance, STAGE_INPUTS};
 use octavo_kernels::params::{
-    DequantizeParams, FusedLinearParams, LinearParams, QuantLinearParams, QuantizeParams, SkinnyLinearParams,
+    DequantizeParams, FusedLinearParams, GLU_COLUMNS, LinearParams, QuantGluParams, QuantLinearParams, QuantPairParams,
+    QuantizeParams, SkinnyLinearParams,
 };
 use octavo_kernels::parts::SKINNY_OUTPUTS;
 use octavo_kernels::quant::QuantFormat;
@@ -138,7 +139,21 @@ pub(super) fn of_product(
         return Some(fused(instance, grid, params, sizes));
     }
     if let Some(params) = params.downcast_ref::<QuantLinearParams>() {
-        return quantised(instance, grid, params, sizes);
+        return Some(quantised(instance, grid, params, (format_of(&instance.name)?, sizes)));
+    }
+    if let Some(QuantPairParams { first, second }) = params.downcast_ref() {
+        let (one, other) = instance.name.split_once("and")?;
+        let (mut work, _) = quantised(instance, grid, first, (format_of(one)?, sizes));
+        work += quantised(instance, grid, second, (format_of(other)?, sizes)).0;
+        return Some((work, format!("{}x{}", first.n + second.n, first.k)));
+    }
+    if let Some(QuantGluParams { product, .. }) = params.downcast_ref() {
+        let (work, name) = quantised(instance, grid, product, (format_of(&instance.name)?, sizes));
+        // Gates and ups stay in registers, and warps have several columns one after the other.
+        let out = u64::from(product.m) * u64::from(product.n) * out_bytes(instance, sizes.dtype);
+        let columns = u64::from(GLU_COLUMNS) / warps(instance);
+        let (activations, iterations) = (work.activations - out / 2, work.iterations * columns);
+        return Some((Work { activations, iterations, ..work }, name));
     }
     if let Some(params) = params.downcast_ref::<QuantizeParams>() {
         let read = u64::from(params.m) * u64::from(params.k) * sizes.dtype.bytes() as u64;
@@ -148,7 +163,7 @@ pub(super) fn of_product(
     }
     let params = params.downcast_ref::<DequantizeParams>().filter(|params| params.row_ids == 0)?;
     let (n, k) = (u64::from(params.n), u64::from(params.k));
-    let stored = format_of(instance).map_or(0, |format| weight_bytes(format, n, k));
+    let stored = format_of(&instance.name).map_or(0, |format| weight_bytes(format, n, k));
     let written = n * k * sizes.dtype.bytes() as u64;
     let work = Work { stored, activations: written, asked: stored, ..Work::default() };
     Some((work, format!("{n}x{k}")))
@@ -204,8 +219,8 @@ fn warps(instance: &Instance) -> u64 {
 }
 
 /// Returns the format in the name of an instance.
-fn format_of(instance: &Instance) -> Option<QuantFormat> {
-    let named = |format: &QuantFormat| instance.name.contains(&format!("_{}_", format.name()));
+fn format_of(name: &str) -> Option<QuantFormat> {
+    let named = |format: &QuantFormat| name.contains(&format!("_{}_", format.name()));
     QuantFormat::ALL.into_iter().find(named)
 }
 
@@ -213,9 +228,13 @@ fn weight_bytes(format: QuantFormat, n: u64, k: u64) -> u64 {
     n * k / format.block_elements() as u64 * format.block_bytes() as u64
 }
 
-fn quantised(instance: &Instance, grid: [u32; 3], params: &QuantLinearParams, sizes: Sizes) -> Option<(Work, String)> {
+fn quantised(
+    instance: &Instance,
+    grid: [u32; 3],
+    params: &QuantLinearParams,
+    (format, sizes): (QuantFormat, Sizes),
+) -> (Work, String) {
     let QuantLinearParams { m, n, k, add, .. } = *params;
-    let format = format_of(instance)?;
     let weight = weight_bytes(format, n.into(), k.into());
     let product = Product { m, n, k, weight, out: out_bytes(instance, sizes.dtype), adds: add != 0 };
     let element = sizes.dtype.bytes() as u64;
@@ -232,7 +251,7 @@ fn quantised(instance: &Instance, grid: [u32; 3], params: &QuantLinearParams, si
         sources::GEMM_QUANT => (x * y * (16 * row + rows * columns * element), groups.div_ceil(2 * warps(instance))),
         _ => (0, 0),
     };
-    Some((product.work(element, asked, true), product.name()))
+    (product.work(element, asked, true), product.name())
 }
 
 #[cfg(test)]
@@ -262,7 +281,7 @@ mod tests {
     #[test]
     fn formats_are_found_by_name() {
         for format in QuantFormat::ALL {
-            assert_eq!(format_of(&manifest::dequantize(format, Dtype::F16)), Some(format));
+            assert_eq!(format_of(&manifest::dequantize(format, Dtype::F16).name), Some(format));
         }
         let params = QuantLinearParams { m: 1, n: 8, k: 256, ..QuantLinearParams::default() };
         let instance = manifest::mmvq(QuantFormat::Q4K, Dtype::Bf16, 1);
@@ -293,6 +312,23 @@ mod tests {
                 assert!((0.8..=1.0).contains(&share), "{}: {share}", instance.name);
             }
         }
+    }
+
+    #[test]
+    fn launches_of_several_products_do_the_work_of_all() {
+        let first = QuantLinearParams { m: 1, n: 64, k: 512, ..QuantLinearParams::default() };
+        let params = QuantPairParams { first, second: QuantLinearParams { n: 32, ..first } };
+        let instance = manifest::mmvq_pair([QuantFormat::Q4K, QuantFormat::Q6K], Dtype::Bf16, 1);
+        let (work, name) = of_product(&instance, params.grid(), &params, SIZES).unwrap();
+        let weight = 64 * 2 * 144 + 32 * 2 * 210;
+        assert_eq!((work.stored, work.asked, work.flops), (weight, weight, 2 * 96 * 512));
+        assert_eq!((work.iterations, name.as_str()), (1, "96x512"));
+
+        let params = QuantGluParams { product: first, ..QuantGluParams::default() };
+        let instance = manifest::mmvq_glu(QuantFormat::Q4K, Dtype::Bf16);
+        let (work, name) = of_product(&instance, params.grid(), &params, SIZES).unwrap();
+        assert_eq!((work.stored, work.activations), (64 * 2 * 144, 512 * 2 + 32 * 2));
+        assert_eq!((work.iterations, name.as_str()), (4, "64x512"));
     }
 
     #[test]

@@ -161,6 +161,34 @@ pub(crate) fn mixture_agrees(config: &CudaConfig, storages: &[StorageType], of_e
     }
 }
 
+/// Returns the logits of the last token of a sequence, which decodes beside others with so many tokens in the step.
+fn decoded(config: &CudaConfig, (program, weights): &(Program, MemoryWeights), others: &[usize]) -> Vec<f32> {
+    let mut backend = open(config.clone());
+    backend.load(program, weights, &mut |_| {}).expect("the model is loaded");
+    backend.allocate_kv(16, 64).expect("there is memory");
+    let mut batches = PagedBatches::new(16, program.kv_groups.len(), 64, &mut TestRng(3));
+    let mut add = |tokens: usize, seed| batches.add(TestRng(seed).tokens(tokens, program.vocab_size));
+    let sequence = add(6, 4);
+    let others: Vec<_> = others.iter().map(|count| (add(count + 1, 5), *count)).collect();
+    backend.forward(&batches.step(&[(sequence, 5)])).expect("the step runs");
+    for (other, _) in &others {
+        backend.forward(&batches.step(&[(*other, 1)])).expect("the step runs");
+    }
+    let step: Vec<_> = std::iter::once((sequence, 1)).chain(others).collect();
+    backend.forward(&batches.step(&step)).expect("the step runs");
+    backend.logits().expect("there are logits")[..program.vocab_size].to_vec()
+}
+
+/// Checks that a row has the same bits wherever it is rounded: by its product, by the op before it, and by an activation that its
+/// product applies.
+pub(crate) fn rounded_rows_keep_their_bits(config: &CudaConfig) {
+    let model = mixed(&model(StorageType::Q4K), &[StorageType::Q4K, StorageType::Q4K, StorageType::Q6K]);
+    let alone = decoded(config, &model, &[]);
+    for others in [&[1][..], &[2], &[1, 1, 3]] {
+        assert!(decoded(config, &model, others) == alone, "beside {others:?} tokens");
+    }
+}
+
 /// Returns whether experts with `storages`, in turn, are refused.
 pub(crate) fn mixture_is_refused(config: &CudaConfig, storages: &[StorageType]) -> bool {
     let (program, weights) = mixed(&model_with_experts(StorageType::F32), storages);

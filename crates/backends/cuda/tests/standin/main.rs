@@ -17,6 +17,7 @@ mod launches;
 mod overlap;
 mod programs;
 mod quantised;
+mod quantised_launches;
 mod sampling;
 mod texts;
 mod tuning;

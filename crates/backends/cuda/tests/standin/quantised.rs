@@ -11,6 +11,7 @@ use octavo_ops::StorageType::{
 
 use crate::common::quantised::{
     Shared, experts_agree, format_agrees, fp8_inputs_agree, mixture_agrees, mixture_is_refused,
+    rounded_rows_keep_their_bits,
 };
 use crate::config;
 
@@ -85,6 +86,11 @@ fn parts_of_a_weight_may_be_of_different_types() {
             mixture_agrees(&CudaConfig { dtype: Some(dtype), ..config() }, storages, false);
         }
     }
+}
+
+#[test]
+fn rounded_rows_have_the_same_bits_in_every_step() {
+    rounded_rows_keep_their_bits(&CudaConfig { dtype: Some(Dtype::Bf16), ..config() });
 }
 
 #[test]
