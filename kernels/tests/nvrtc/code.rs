@@ -189,6 +189,12 @@ impl<'a> Graph<'a> {
 mod tests {
     use super::*;
 
+    /// Returns the instructions of each loop of a kernel.
+    fn loops(text: &str, name: &str) -> Vec<Vec<String>> {
+        let lines = &lines(text)[name];
+        ranges(lines).into_iter().map(|range| mnemonics(&lines[range])).collect()
+    }
+
     #[test]
     fn machine_code_is_read() {
         let text = "\t.section\t.text.first,\"ax\",@progbits\n        /*0000*/                   LDG.E.128 R4, [R2.64] ;\n\
@@ -197,7 +203,7 @@ mod tests {
                     \t.section\t.nv.info\n";
         let found = instructions(text);
         assert_eq!(found["first"], ["LDG.E.128", "HMMA.884.F32.F32.STEP0", "BRA", "EXIT"]);
-        assert_eq!(loops(text)["first"], [["HMMA.884.F32.F32.STEP0", "BRA"]]);
+        assert_eq!(loops(text, "first"), [["HMMA.884.F32.F32.STEP0", "BRA"]]);
     }
 
     #[test]
@@ -206,7 +212,7 @@ mod tests {
                     \x20       /*0020*/  LDG.E.64 R4, [R2] ;\n        /*0030*/  FADD R1, R1, R2 ;\n\
                     \x20       /*0040*/  @P0 BRA `(.L_x_2) ;\n        /*0050*/  @P0 BRA `(.L_x_2) ;\n\
                     \x20       /*0060*/  @P1 BRA `(.L_x_1) ;\n        /*0070*/  EXIT ;\n";
-        assert_eq!(loops(text)["nested"].iter().map(Vec::len).collect::<Vec<_>>(), [6, 4]);
+        assert_eq!(loops(text, "nested").iter().map(Vec::len).collect::<Vec<_>>(), [6, 4]);
         assert_eq!(main_loops(text)["nested"], ["LDG.E.64", "FADD", "BRA", "BRA"]);
     }
 

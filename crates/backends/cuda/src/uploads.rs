@@ -232,6 +232,13 @@ mod tests {
         }
     }
 
+    fn filled_with(byte: u8) -> impl FnOnce(&mut [u8]) -> Result<(), WeightError> + Send {
+        move |out| {
+            out.fill(byte);
+            Ok(())
+        }
+    }
+
     #[test]
     fn what_a_thread_fails_at_is_an_error() {
         let gpu = gpu();
@@ -244,7 +251,7 @@ mod tests {
             uploads.push(pieces(), |_| panic!("as asked")).unwrap();
             let second = uploads.finish().unwrap_err();
             // The threads are still there.
-            uploads.push(pieces(), |out| Ok(out.fill(7))).unwrap();
+            uploads.push(pieces(), filled_with(7)).unwrap();
             uploads.finish().unwrap();
             [first, second]
         });
@@ -262,7 +269,7 @@ mod tests {
         let error = uploading(&gpu, |uploads| {
             let tries = (0..100).map(|_| {
                 // The address is not the device's.
-                uploads.push(vec![Piece { to: memory.address() + 4096, bytes: 4 }], |out| Ok(out.fill(1)))
+                uploads.push(vec![Piece { to: memory.address() + 4096, bytes: 4 }], filled_with(1))
             });
             tries.collect::<Result<Vec<_>, _>>().unwrap_err()
         });

@@ -499,7 +499,7 @@ mod tests {
                 tensor: at.to_string(),
                 rows,
                 storage,
-                ..WeightPart::default()
+                slab: None,
             };
             let parts: Vec<_> = storages.iter().enumerate().map(part).collect();
             let rows = parts.iter().map(|part| part.rows).sum();

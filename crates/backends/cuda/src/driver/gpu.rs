@@ -224,8 +224,8 @@ impl Gpu {
     ) -> Result<Graph, E> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is not being captured, because captures are not nested.
-        self.api
-            .check("cuStreamBeginCapture", unsafe { (self.api.cuStreamBeginCapture_v2)(self.stream().cast(), mode) })?;
+        let begun = unsafe { (self.api.cuStreamBeginCapture_v2)(self.stream().cast(), mode) };
+        self.api.check("cuStreamBeginCapture", begun)?;
         let worked = work();
         let mut graph = std::ptr::null_mut();
         // SAFETY: the capture began above, and the graph is written to a local pointer. The capture must end even after
