@@ -203,7 +203,7 @@ mod tests {
                     \t.section\t.nv.info\n";
         let found = instructions(text);
         assert_eq!(found["first"], ["LDG.E.128", "HMMA.884.F32.F32.STEP0", "BRA", "EXIT"]);
-        assert_eq!(loops(text, "first"), [["HMMA.884.F32.F32.STEP0", "BRA"]]);
+        assert_eq!(main_loops(text)["first"], ["HMMA.884.F32.F32.STEP0", "BRA"]);
     }
 
     #[test]
@@ -212,8 +212,16 @@ mod tests {
                     \x20       /*0020*/  LDG.E.64 R4, [R2] ;\n        /*0030*/  FADD R1, R1, R2 ;\n\
                     \x20       /*0040*/  @P0 BRA `(.L_x_2) ;\n        /*0050*/  @P0 BRA `(.L_x_2) ;\n\
                     \x20       /*0060*/  @P1 BRA `(.L_x_1) ;\n        /*0070*/  EXIT ;\n";
-        assert_eq!(loops(text, "nested").iter().map(Vec::len).collect::<Vec<_>>(), [6, 4]);
         assert_eq!(main_loops(text)["nested"], ["LDG.E.64", "FADD", "BRA", "BRA"]);
+    }
+
+    #[test]
+    fn the_loading_loop_loads_most_bytes() {
+        let text = "\t.section\t.text.both,\"ax\",@progbits\n.L_x_1:\n        /*0010*/  LDG.E.128 R4, [R2] ;\n\
+                    \x20       /*0020*/  @P0 BRA `(.L_x_1) ;\n.L_x_2:\n        /*0030*/  LDG.E R4, [R2] ;\n\
+                    \x20       /*0040*/  FADD R1, R1, R2 ;\n        /*0050*/  @P0 BRA `(.L_x_2) ;\n        /*0060*/  EXIT ;\n";
+        assert_eq!(main_loops(text)["both"], ["LDG.E", "FADD", "BRA"]);
+        assert_eq!(loading_loops(text)["both"], ["LDG.E.128", "BRA"]);
     }
 
     #[test]

@@ -63,10 +63,15 @@ impl Gpu {
         found.map_or(0, u64::from)
     }
 
-    /// Returns the stream, for libraries that launch kernels themselves and for all work other than a kernel.
+    /// Returns the stream, for libraries that launch kernels themselves.
     pub(crate) fn stream(&self) -> *mut c_void {
+        self.queue().cast()
+    }
+
+    /// Returns the stream for work other than a kernel of ours.
+    fn queue(&self) -> sys::CUstream {
         self.after_kernel.store(false, Ordering::Relaxed);
-        self.stream.cast()
+        self.stream
     }
 
     /// Returns whether a launch may begin before the one before ends. Kernels wait for its end themselves, from sm_90 on.
@@ -126,7 +131,7 @@ impl Gpu {
             return Ok(());
         }
         // SAFETY: `from` is readable for its length; the driver rejects a target outside the device's memory.
-        let result = unsafe { (self.api.cuMemcpyHtoDAsync_v2)(to, from.as_ptr().cast(), bytes, self.stream().cast()) };
+        let result = unsafe { (self.api.cuMemcpyHtoDAsync_v2)(to, from.as_ptr().cast(), bytes, self.queue()) };
         self.api.check("cuMemcpyHtoDAsync", result)
     }
 
@@ -137,8 +142,7 @@ impl Gpu {
             return self.synchronize();
         }
         // SAFETY: `to` is writable for its length and is not accessed before the copy has completed.
-        let result =
-            unsafe { (self.api.cuMemcpyDtoHAsync_v2)(to.as_mut_ptr().cast(), from, bytes, self.stream().cast()) };
+        let result = unsafe { (self.api.cuMemcpyDtoHAsync_v2)(to.as_mut_ptr().cast(), from, bytes, self.queue()) };
         self.api.check("cuMemcpyDtoHAsync", result)?;
         self.synchronize()
     }
@@ -149,16 +153,15 @@ impl Gpu {
         let to = &mut to[..words];
         // SAFETY: `to` is writable for its length and lives until the copy has completed, because it is freed only
         // then.
-        let result = unsafe {
-            (self.api.cuMemcpyDtoHAsync_v2)(to.as_mut_ptr().cast(), from, size_of_val(to), self.stream().cast())
-        };
+        let result =
+            unsafe { (self.api.cuMemcpyDtoHAsync_v2)(to.as_mut_ptr().cast(), from, size_of_val(to), self.queue()) };
         self.api.check("cuMemcpyDtoHAsync", result)
     }
 
     /// Copies within the device, in the order of the stream.
     pub(crate) fn copy(&self, to: u64, from: u64, bytes: u64) -> Result<(), DriverError> {
         // SAFETY: the driver rejects addresses outside the device's memory.
-        let result = unsafe { (self.api.cuMemcpyDtoDAsync_v2)(to, from, bytes as usize, self.stream().cast()) };
+        let result = unsafe { (self.api.cuMemcpyDtoDAsync_v2)(to, from, bytes as usize, self.queue()) };
         self.api.check("cuMemcpyDtoDAsync", result)
     }
 
@@ -169,9 +172,7 @@ impl Gpu {
             return Ok(());
         }
         // SAFETY: the driver rejects addresses outside the device's memory.
-        self.api.check("cuMemsetD8Async", unsafe {
-            (self.api.cuMemsetD8Async)(at, 0, bytes as usize, self.stream().cast())
-        })
+        self.api.check("cuMemsetD8Async", unsafe { (self.api.cuMemsetD8Async)(at, 0, bytes as usize, self.queue()) })
     }
 
     /// Launches a kernel with the single parameter `params` and `shared` bytes of dynamic shared memory.
@@ -224,15 +225,14 @@ impl Gpu {
     ) -> Result<Graph, E> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is not being captured, because captures are not nested.
-        let begun = unsafe { (self.api.cuStreamBeginCapture_v2)(self.stream().cast(), mode) };
+        let begun = unsafe { (self.api.cuStreamBeginCapture_v2)(self.queue(), mode) };
         self.api.check("cuStreamBeginCapture", begun)?;
         let worked = work();
         let mut graph = std::ptr::null_mut();
         // SAFETY: the capture began above, and the graph is written to a local pointer. The capture must end even after
         // an error.
-        let ended = self.api.check("cuStreamEndCapture", unsafe {
-            (self.api.cuStreamEndCapture)(self.stream().cast(), &raw mut graph)
-        });
+        let ended = unsafe { (self.api.cuStreamEndCapture)(self.queue(), &raw mut graph) };
+        let ended = self.api.check("cuStreamEndCapture", ended);
         let mut executable = std::ptr::null_mut();
         let instantiated = worked.and_then(|()| {
             ended?;
@@ -280,9 +280,7 @@ impl Graph {
     /// Runs the graph after everything launched before.
     pub(crate) fn launch(&self) -> Result<(), DriverError> {
         // SAFETY: the graph and the stream are alive.
-        self.gpu
-            .api
-            .check("cuGraphLaunch", unsafe { (self.gpu.api.cuGraphLaunch)(self.executable, self.gpu.stream().cast()) })
+        self.gpu.api.check("cuGraphLaunch", unsafe { (self.gpu.api.cuGraphLaunch)(self.executable, self.gpu.queue()) })
     }
 }
 
