@@ -189,12 +189,6 @@ impl<'a> Graph<'a> {
 mod tests {
     use super::*;
 
-    /// Returns the instructions of each loop of a kernel.
-    fn loops(text: &str, name: &str) -> Vec<Vec<String>> {
-        let lines = &lines(text)[name];
-        ranges(lines).into_iter().map(|range| mnemonics(&lines[range])).collect()
-    }
-
     #[test]
     fn machine_code_is_read() {
         let text = "\t.section\t.text.first,\"ax\",@progbits\n        /*0000*/                   LDG.E.128 R4, [R2.64] ;\n\

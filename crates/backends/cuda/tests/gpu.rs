@@ -15,6 +15,7 @@ use crate::common::images::{encoded, token_by_token, with_images};
 use crate::common::overlap::{ahead, one_by_one};
 use crate::common::quantised::{
     Shared, experts_agree, format_agrees, fp8_inputs_agree, mixture_agrees, mixture_is_refused,
+    rounded_rows_keep_their_bits,
 };
 use crate::common::{BLOCKS, checkpoints, generate, loaded, open, vectors, wide, with_suite};
 
@@ -118,6 +119,13 @@ fn quantised_weights_mean_what_candle_reads() {
         mixture_agrees(&config, &[Q3K, Q5K], false);
         experts_agree(&config, F8E4M3);
         assert!(mixture_is_refused(&config, &[Q4K, Q6K]));
+    }
+}
+
+#[test]
+fn rounded_rows_have_the_same_bits_in_every_step() {
+    for config in [Dtype::F16, Dtype::Bf16].into_iter().filter_map(self::config) {
+        rounded_rows_keep_their_bits(&config);
     }
 }
 
