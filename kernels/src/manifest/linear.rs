@@ -111,10 +111,12 @@ pub fn gemv(dtype: Dtype, out: Dtype, rows: u32) -> Instance {
     let call = format!("gemv<{}, {}, {rows}>", dtype.c_name(), out.c_name());
     let name = format!("gemv_{}_m{rows}", types(dtype, out));
     let instance = Instance::new::<LinearParams>(sources::GEMV, name, call, 128).typed(dtype);
-    // By default the compiler spills a little to fit one more CTA, on an sm_120 for four rows in f16.
+    // By default the compiler spills a little to fit one more CTA, on an sm_120 for four rows in f16, and on an sm_100 for eight in
+    // bf16.
     match (dtype, rows) {
         (Dtype::F32, _) => instance.resident(1),
         (Dtype::F16, 4) => instance.resident(5),
+        (Dtype::Bf16, 8) => instance.resident(4),
         _ => instance,
     }
 }
