@@ -316,7 +316,7 @@ pub fn paged_prefill(chip: Chip, types: impl Into<AttentionTypes>, head_size: us
         let shape = PrefillShape::of(chip, head_size);
         let PrefillShape { warps, fragments, keys, resident } = shape;
         let call = format!("paged_prefill<{}, {head_size}, {warps}, {fragments}, {keys}{argument}>", dtype.c_name());
-        let name = format!("paged_prefill_{}_d{head_size}{ending}", dtype.name());
+        let name = format!("paged_prefill_{}_d{head_size}_{}x{keys}{ending}", dtype.name(), shape.rows());
         let threads = 32 * warps as u32;
         let instance = Instance::new::<AttentionParams>(sources::ATTENTION_PREFILL, name, call, threads);
         let instance = instance.with_shared(shape.shared(head_size, cache)).resident(resident).on(tensor_chips(dtype));
