@@ -49,7 +49,7 @@ fn each_with(config: CpuConfig, test: impl Fn(&Suite<'_>)) {
                 CpuBackend::new(CpuConfig { threads: Some(2), isa: Some(isa), ..config }).expect("the threads start"),
             )
         };
-        test(&Suite { backend: &backend, worst: 3e-4, mean: 2e-5 });
+        test(&Suite { backend: &backend, worst: 3e-4, mean: 2e-5, logprobs: 0.0 });
     }
 }
 
@@ -258,7 +258,7 @@ fn quantised_latents(storage: StorageType) -> TinyModel {
 #[test]
 fn every_format_of_latents_means_what_candle_reads() {
     let candle = || -> Box<dyn Backend> { Box::new(CandleBackend::new()) };
-    let candle = Suite { backend: &candle, worst: 0.0, mean: 0.0 };
+    let candle = Suite { backend: &candle, worst: 0.0, mean: 0.0, logprobs: 0.0 };
     for storage in StorageType::ALL.into_iter().filter(|storage| *storage != StorageType::Q2K) {
         let model = quantised_latents(storage);
         each(|suite| Suite { worst: 0.02, mean: 0.004, ..*suite }.near_other(&candle, &model, 20).unwrap());
@@ -376,7 +376,7 @@ fn bits_do_not_depend_on_the_batch_in_any_format() {
 #[test]
 fn every_format_means_what_candle_reads() {
     let candle = || -> Box<dyn Backend> { Box::new(CandleBackend::new()) };
-    let candle = Suite { backend: &candle, worst: 0.0, mean: 0.0 };
+    let candle = Suite { backend: &candle, worst: 0.0, mean: 0.0, logprobs: 0.0 };
     for storage in StorageType::ALL {
         // One format is converted to another; activations are rounded to bf16 if weights are bf16.
         let is_kept = storage != StorageType::Q2K;
@@ -404,7 +404,7 @@ fn bits_of_experts_do_not_depend_on_the_batch_in_any_format() {
 #[test]
 fn every_format_of_experts_means_what_candle_reads() {
     let candle = || -> Box<dyn Backend> { Box::new(CandleBackend::new()) };
-    let candle = Suite { backend: &candle, worst: 0.0, mean: 0.0 };
+    let candle = Suite { backend: &candle, worst: 0.0, mean: 0.0, logprobs: 0.0 };
     for storage in StorageType::ALL.into_iter().filter(|storage| *storage != StorageType::Q2K) {
         // Every expert is chosen, since the rounding of activations may change a choice.
         let model = quantised_experts(storage, 5);
@@ -438,6 +438,7 @@ fn bits_do_not_depend_on_the_number_of_threads() {
         backend,
         worst: f64::MIN_POSITIVE,
         mean: f64::MIN_POSITIVE,
+        logprobs: 0.0,
     });
     // One token is less than the threads, so heads are divided among them.
     for tokens in [1, 40] {

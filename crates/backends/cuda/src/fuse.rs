@@ -12,7 +12,7 @@ use crate::dense::Way;
 use crate::forward::{Machine, Step};
 use crate::launcher::Launcher;
 use crate::linear::ProductPart;
-use crate::lower::{Lowering, Stage, activation};
+use crate::lower::{Lowering, Stage, activation, is_read};
 
 /// A product with the norm before it, the activation after it, or both.
 #[derive(Clone, Debug)]
@@ -75,17 +75,9 @@ fn following(ops: &[Op], at: usize) -> Option<usize> {
     (at + 1..ops.len()).find(|&next| !matches!(ops[next], Op::Lora(_)))
 }
 
-/// Returns whether no op after an index reads a buffer before another replaces its content. Those of adapters do not count.
+/// Returns whether no op after an index reads what a buffer has. Those of adapters do not count.
 fn is_dead(ops: &[Op], buffer: BufferId, at: usize) -> bool {
-    for op in ops[at + 1..].iter().filter(|op| !matches!(op, Op::Lora(_))) {
-        if op.inputs().contains(&buffer) {
-            return false;
-        }
-        if op.outputs().contains(&buffer) {
-            break;
-        }
-    }
-    true
+    !is_read(ops[at + 1..].iter().filter(|op| !matches!(op, Op::Lora(_))), buffer)
 }
 
 impl Lowering<'_> {
@@ -165,8 +157,10 @@ impl<L: Launcher> Machine<L> {
         let rows = step.rows(fusion.rows);
         let is_adapted = step.shape.adapted.iter().any(|adapted| adapted.tiles > 0);
         let Stage::Product { product, .. } = &self.stages[fusion.product] else { return Ok(false) };
-        let is_gemv = product.parts[0].dense.choice.way(rows) == Way::Vectors;
-        let mut kernels = fusion.kernels.iter().filter(|_| rows > 0 && is_gemv && !is_adapted);
+        if rows == 0 || is_adapted || product.parts[0].dense.choice.way(rows) != Way::Vectors {
+            return Ok(false);
+        }
+        let mut kernels = fusion.kernels.iter();
         let Some(&(most, kernel)) = kernels.find(|(most, _)| rows <= *most) else { return Ok(false) };
         let params = FusedLinearParams { linear: LinearParams { m: rows, ..fusion.params.linear }, ..fusion.params };
         let shared = params.dynamic_shared(most, self.element as usize);

@@ -220,14 +220,11 @@ impl Lowering<'_> {
     }
 
     fn norm(&mut self, op: &NormOp) -> Result<Stage, BackendError> {
-        let mean = match op.kind {
-            NormKind::Rms => manifest::NormMean::Rms,
-            NormKind::Layer => manifest::NormMean::Layer,
-        };
         if self.cols(op.out) as usize > MAX_NORM_COLS {
             return Err(unsupported(format!("a norm over {} columns", self.cols(op.out))));
         }
-        let kernel = self.instances.id(norm_instance(self.setting.dtype, mean, self.cols(op.out) as usize));
+        let kernel =
+            self.instances.id(norm_instance(self.setting.dtype, norm_mean(op.kind), self.cols(op.out) as usize));
         let params = NormParams {
             out: self.buffer(op.out),
             input: self.buffer(op.input),
@@ -478,10 +475,30 @@ pub(crate) const fn activation(kind: GluKind) -> manifest::Activation {
     }
 }
 
-/// Returns a norm's kernel for rows of `cols` columns. The number of columns determines the shared memory, so a device
-/// need not have the amount for the longest rows.
+/// Returns the kernels' name of a norm.
+pub(crate) const fn norm_mean(kind: NormKind) -> manifest::NormMean {
+    match kind {
+        NormKind::Rms => manifest::NormMean::Rms,
+        NormKind::Layer => manifest::NormMean::Layer,
+    }
+}
+
+/// Returns a norm's kernel for rows of `cols` columns.
 pub(crate) fn norm_instance(dtype: Dtype, mean: manifest::NormMean, cols: usize) -> manifest::Instance {
-    manifest::Instance { dynamic_shared: NormParams::dynamic_shared(cols), ..manifest::norm(dtype, mean) }
+    for_cols(manifest::norm(dtype, mean), cols)
+}
+
+/// Returns the instance of a norm for rows of `cols` columns, which determine the shared memory. A device need not have the amount
+/// for the longest rows.
+pub(crate) fn for_cols(norm: manifest::Instance, cols: usize) -> manifest::Instance {
+    manifest::Instance { dynamic_shared: NormParams::dynamic_shared(cols), ..norm }
+}
+
+/// Returns whether an op reads what a buffer has before them, rather than what one of them has written.
+pub(crate) fn is_read<'a>(ops: impl IntoIterator<Item = &'a Op>, buffer: BufferId) -> bool {
+    let mut ops = ops.into_iter();
+    let next = ops.find(|op| op.inputs().contains(&buffer) || op.outputs().contains(&buffer));
+    next.is_some_and(|op| op.inputs().contains(&buffer))
 }
 
 /// Returns the offset added to a norm's weight.

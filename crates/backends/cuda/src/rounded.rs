@@ -4,17 +4,17 @@
 //! decode attention. A product whose outputs are gates and ups applies the activation itself, for one row. Ops whose rows are too
 //! many are launched alone. The bits are the same.
 
-use octavo_kernels::manifest::{self, Dtype, Instance};
+use octavo_kernels::manifest::{self, Dtype};
 use octavo_kernels::params::{
     GLU_COLUMNS, GluCodesParams, GluParams, NormCodesParams, NormParams, QuantGluParams, QuantLinearParams, RoundedRows,
 };
-use octavo_ops::{BackendError, BufferId, GluKind, HeadShape, NormKind, Op, Rows, Values};
+use octavo_ops::{BackendError, GluKind, HeadShape, Op, Rows, Values};
 
 use crate::build::{Instances, KernelId};
 use crate::forward::{Machine, Scratch, Step, some};
 use crate::launcher::Launcher;
 use crate::linear::{Product, Rounding};
-use crate::lower::{Attention, Lowering, Stage, activation};
+use crate::lower::{Attention, Lowering, Stage, activation, for_cols, is_read, norm_mean};
 use crate::step::StepShape;
 
 /// Number of CTAs of a product with its activation for each multiprocessor. With fewer, its columns would not hide each other's loads.
@@ -84,7 +84,7 @@ impl Lowering<'_> {
         for at in 2..stages.len() {
             if let [.., Stage::Product { product, rows }, Stage::Rounded(rounded)] = &mut stages[..at]
                 && let Op::Glu(op) = &ops[at - 1]
-                && !self.is_read_after(op.input, at)
+                && !is_read(&self.program.ops[at..], op.input)
             {
                 let gate = rounded.gate(product, *rows, op.kind, (self.setting.dtype, &mut self.instances));
                 product.gate = gate.clone();
@@ -105,12 +105,7 @@ impl Lowering<'_> {
         let dtype = self.setting.dtype;
         let (prepared, instance) = match (&mut *stage, op) {
             (Stage::Norm { params, rows: of, .. }, Op::Norm(op)) if params.out == input && *of == rows => {
-                let mean = match op.kind {
-                    NormKind::Rms => manifest::NormMean::Rms,
-                    NormKind::Layer => manifest::NormMean::Layer,
-                };
-                let dynamic_shared = NormParams::dynamic_shared(params.cols as usize);
-                (prepared, Instance { dynamic_shared, ..manifest::norm_codes(dtype, mean) })
+                (prepared, for_cols(manifest::norm_codes(dtype, norm_mean(op.kind)), params.cols as usize))
             }
             // A product that applies the activation reads other codes at the same time.
             (Stage::Glu { params, rows: of, .. }, Op::Glu(op)) if params.out == input && *of == rows => {
@@ -128,13 +123,6 @@ impl Lowering<'_> {
         let kernel = self.instances.id(instance);
         *stage = Stage::Rounded(Box::new(RoundedStage { plain: stage.clone(), kernel, prepared, gate: None }));
         Some(prepared)
-    }
-
-    /// Returns whether ops from number `at` on read what a buffer has before it.
-    fn is_read_after(&self, buffer: BufferId, at: usize) -> bool {
-        let mut later = self.program.ops[at..].iter();
-        let next = later.find(|op| op.inputs().contains(&buffer) || op.outputs().contains(&buffer));
-        next.is_some_and(|op| op.inputs().contains(&buffer))
     }
 }
 

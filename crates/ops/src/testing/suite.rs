@@ -25,6 +25,9 @@ pub struct Suite<'a> {
     pub worst: f64,
     /// Limit on the mean of these errors.
     pub mean: f64,
+    /// Limit on the error of log-probabilities of given logits, relative to 1 and to themselves; 0 for a backend that lets the
+    /// reference compute them.
+    pub logprobs: f32,
 }
 
 /// Errors of results relative to the largest: the worst one and the mean.
@@ -334,7 +337,23 @@ impl Suite<'_> {
                 backend.sample(&SampleBatch { rows: &rows }, &mut found).expect("rows are sampled");
                 Sampler::new().sample_batch(&logits, &SampleBatch { rows: &rows }, &mut expected);
                 assert_eq!(found.len(), expected.len());
-                found.iter().zip(&expected).for_each(|(found, expected)| assert_alike(found, expected));
+                found.iter().zip(&expected).for_each(|(found, expected)| self.assert_alike(found, expected));
+            }
+        }
+    }
+
+    /// Checks that two tokens and their log-probabilities are the same, within the limit.
+    fn assert_alike(&self, found: &SampledToken, expected: &SampledToken) {
+        let named = |token: &SampledToken| {
+            let tops = |top: &[(u32, f32)]| top.iter().map(|(id, _)| *id).collect::<Vec<_>>();
+            (token.id, token.logprobs.as_ref().map(|of| (of.rank, tops(&of.top))))
+        };
+        assert_eq!(named(found), named(expected));
+        for (found, expected) in found.logprobs.iter().zip(&expected.logprobs) {
+            let pairs = found.top.iter().zip(&expected.top).map(|(found, expected)| (found.1, expected.1));
+            for (found, expected) in pairs.chain([(found.logprob, expected.logprob)]) {
+                let limit = self.logprobs * (1.0 + expected.abs());
+                assert!(found == expected || (found - expected).abs() <= limit, "{found} in place of {expected}");
             }
         }
     }
@@ -435,21 +454,6 @@ impl Suite<'_> {
         self.greedy_tokens_are_the_largest_logits();
         self.hidden_states_need_no_head();
         self.copied_blocks_hold_the_same_keys();
-    }
-}
-
-/// Checks that two tokens are the same. Their log-probabilities may differ as far as sums of weights in f32 do.
-fn assert_alike(found: &SampledToken, expected: &SampledToken) {
-    let named = |token: &SampledToken| {
-        let tops = |top: &[(u32, f32)]| top.iter().map(|(id, _)| *id).collect::<Vec<_>>();
-        (token.id, token.logprobs.as_ref().map(|of| (of.rank, tops(&of.top))))
-    };
-    assert_eq!(named(found), named(expected));
-    for (found, expected) in found.logprobs.iter().zip(&expected.logprobs) {
-        let pairs = found.top.iter().zip(&expected.top).map(|(found, expected)| (found.1, expected.1));
-        for (found, expected) in pairs.chain([(found.logprob, expected.logprob)]) {
-            assert!((found - expected).abs() <= 1e-6 * (1.0 + expected.abs()), "{found} in place of {expected}");
-        }
     }
 }
 

@@ -32,7 +32,7 @@ fn model(storage: StorageType) -> TinyModel {
 /// and with dequantised values.
 pub(crate) fn format_agrees(config: &CudaConfig, storage: StorageType) {
     let candle = || -> Box<dyn Backend> { Box::new(CandleBackend::new()) };
-    let candle = Suite { backend: &candle, worst: 0.0, mean: 0.0 };
+    let candle = Suite { backend: &candle, worst: 0.0, mean: 0.0, logprobs: 0.0 };
     with_suite(config, WORST, MEAN, |suite| {
         for tokens in [3, 20, 70] {
             suite.near_other(&candle, &model(storage), tokens).unwrap_or_else(|e| panic!("{storage}: {e}"));
