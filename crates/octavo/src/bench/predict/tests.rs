@@ -169,7 +169,10 @@ fn a_report_says_that_it_is_a_prediction() {
     let text = report.to_string();
     assert!(text.starts_with("m on H200, predicted\nThese times are predictions"), "{text}");
     let has = |words: [&str; 3]| text.lines().any(|line| words.iter().all(|word| line.contains(word)));
-    assert!(has(["decode 1 x 1024", "3.185", " %"]) && has(["gemv_bf16_m1 24576x4096", "memory", "3."]), "{text}");
+    assert!(
+        has(["decode 1 x 1024", "3.185", " %"]) && has(["gemv_fused_bf16_m1 24576x4096", "memory", "4."]),
+        "{text}"
+    );
     assert!(text.ends_with("Products of cuBLASLt take an assumed share of the limits.\n"), "{text}");
     let json = report.to_json();
     assert_eq!((&json["predicted"], &json["steps"][1]["tokens"]), (&true.into(), &4096.into()));
