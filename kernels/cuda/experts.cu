@@ -246,8 +246,8 @@ DEVICE void expert_gemv(const ExpertLinearParams& p) {
 }
 
 // Adds the products of a group, whose codes are multiplied with the activations as they are.
-template <class T>
-DEVICE void add_group(const ExpertLinearParams& p, const FewPairs& tile, u32 at, const QuantGroup<8> (&weight)[EXPERT_OUTPUTS],
+template <class T, class G>
+DEVICE void add_group(const ExpertLinearParams& p, const FewPairs& tile, u32 at, const G (&weight)[EXPERT_OUTPUTS],
                       float (&sums)[EXPERT_ROWS][EXPERT_OUTPUTS]) {
     constexpr u32 HALF = 16;
 #pragma unroll

@@ -403,18 +403,31 @@ struct INT4 {
     }
 };
 
+// A group whose values are (code + offset) * scale, rounded once: as a minimum, the product of an offset and a scale in f32 would be
+// rounded before.
+template <int WORDS>
+struct OffsetGroup : QuantGroup<WORDS> {
+    float offset;
+
+    DEVICE void values(u32 i, float (&out)[4]) const {
+#pragma unroll
+        for (u32 e = 0; e < 4; ++e) out[e] = ((float)(i8)(this->q[i] >> e * 8) + offset) * this->scale[0];
+    }
+};
+
 struct INT8 {
     static constexpr u32 SCALES = 1, MINS = 1;
     template <int WORDS>
-    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
-        QuantGroup<WORDS> group;
+    static DEVICE OffsetGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
+        OffsetGroup<WORDS> group;
         group.read_bytes(weight.codes, at.index, part);
         // Codes and zero point become signed by the same offset.
 #pragma unroll
         for (u32 i = 0; i < WORDS; ++i) group.q[i] ^= 0x80808080;
         const float scale = ((const float*)weight.deltas)[at.index];
+        group.offset = 128.0f - (float)weight.scales[at.index];
         group.set_scale(scale);
-        group.set_min((128.0f - (float)weight.scales[at.index]) * scale);
+        group.set_min(group.offset * scale);
         return group;
     }
 };

@@ -1,6 +1,7 @@
 //! Compares dequantised weights and products of quantised weights with the formats' definition in f64.
 
 use half::f16;
+use octavo_kernels::emulation::Order;
 use octavo_kernels::manifest::{self, Dtype, Instance};
 use octavo_kernels::params::{DequantizeParams, QuantLinearParams, QuantizeParams};
 use octavo_kernels::quant::{QuantFormat, QuantLayout};
@@ -245,6 +246,35 @@ fn values_are_those_of_the_format() {
                 assert_near(&found.values(), &expected, Tolerance::Elementwise.bound(dtype), &instance.name);
             }
         }
+    }
+}
+
+/// Values in f32 are the nearest to those of the format where each is an integer times a scale.
+#[test]
+fn values_of_integers_and_scales_are_rounded_once() {
+    use QuantFormat::{Int4, Int8, Iq4Nl, Mxfp4, Q4_0, Q5_0, Q8_0};
+    if !dtypes().contains(&Dtype::F32) {
+        return;
+    }
+    let mut rng = rng();
+    for format in [Q4_0, Q5_0, Q8_0, Mxfp4, Iq4Nl, Int4, Int8] {
+        let instance = manifest::dequantize(format, Dtype::F32);
+        let kernels = Kernels::new(std::slice::from_ref(&instance));
+        let (n, k) = (40, 320);
+        let weight = Weight::draw(&mut rng, format, n, k);
+        let mut found = Array::poisoned(Dtype::F32, n * k);
+        let params = DequantizeParams {
+            weight: weight.layout.planes(address(&weight.memory)),
+            out: found.ptr_mut(),
+            rows: n as u32,
+            k: k as u32,
+            n: n as u32,
+            scale: 1.0,
+            ..DequantizeParams::default()
+        };
+        launch(&kernels, Order::Forward, &instance, params.grid(instance.threads), &params);
+        // Zeros may differ in their sign.
+        assert!(found.values() == Array::new(Dtype::F32, &weight.values).values(), "{}", instance.name);
     }
 }
 
