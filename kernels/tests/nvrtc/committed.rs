@@ -4,12 +4,17 @@ use std::collections::BTreeMap;
 use std::fmt::{Debug, Write as _};
 use std::path::PathBuf;
 
-use octavo_kernels::manifest::Chip;
+use octavo_kernels::manifest::{self, Chip};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// Environment variable: with 1, the files are rewritten with what is found.
 const REWRITE: &str = "OCTAVO_WRITE_BUDGET";
+
+/// Returns whether the files are to be rewritten.
+pub(crate) fn is_rewritten() -> bool {
+    std::env::var_os(REWRITE).is_some_and(|value| value == "1")
+}
 
 /// What is known of each instance, by chip and name.
 pub(crate) type Table<T> = BTreeMap<String, BTreeMap<String, T>>;
@@ -44,11 +49,16 @@ impl Committed {
         text
     }
 
-    /// Compares what was found with the file, which is rewritten first if that is asked for and all chips were compiled.
+    /// Rewrites the file.
+    pub(crate) fn write<T: Serialize>(&self, table: &Table<T>) {
+        std::fs::write(self.path(), self.written(table)).expect("the file is writable");
+    }
+
+    /// Compares what was found with the file, which is rewritten first if that is asked for and all chips were compiled. Instances of
+    /// programs that were not compiled are known from the file alone.
     pub(crate) fn compare<T: Serialize + DeserializeOwned + PartialEq + Debug>(&self, found: &Table<T>) {
-        let is_complete = found.len() == Chip::CHECKED.len();
-        if is_complete && std::env::var_os(REWRITE).is_some_and(|v| v == "1") {
-            std::fs::write(self.path(), self.written(found)).expect("the file is writable");
+        if is_rewritten() && found.len() == Chip::CHECKED.len() {
+            self.write(found);
         }
         let (file, none) = (self.read::<T>(), BTreeMap::new());
         let mut differences = String::new();
@@ -57,8 +67,12 @@ impl Committed {
             for (name, own) in instances.iter().filter(|(name, own)| known.get(*name) != Some(own)) {
                 let _ = writeln!(differences, "{chip} {name}: {own:?}, in the file {:?}", known.get(name));
             }
-            for name in known.keys().filter(|name| !instances.contains_key(*name)) {
-                let _ = writeln!(differences, "{chip} {name}: in the file, but no instance");
+        }
+        for chip in Chip::CHECKED {
+            let (arch, instances) = (chip.arch(), manifest::all(chip));
+            let exists = |name: &str| instances.iter().any(|instance| instance.name == name);
+            for name in file.get(&arch).unwrap_or(&none).keys().filter(|name| !exists(name)) {
+                let _ = writeln!(differences, "{arch} {name}: in the file, but no instance");
             }
         }
         assert!(differences.is_empty(), "if this is meant, {REWRITE}=1 writes {} anew:\n{differences}", self.name);
