@@ -205,6 +205,7 @@ fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     composed
 }
 
+/// Does what [`compose`] does, and leaves the memory to the allocator.
 fn compose_from_files(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     let limits = &args.engine;
     let choice = device::choose(args)?;
