@@ -42,6 +42,7 @@ mod weights;
 pub use backend::{CpuBackend, CpuConfig};
 pub use isa::Isa;
 pub use kv::KvDtype;
+pub use memory::return_free_pages;
 pub use weights::WeightDtype;
 
 /// Name of the backend for display and errors.

@@ -141,6 +141,17 @@ fn advise_huge(start: NonNull<u8>, bytes: usize) {
 #[cfg(not(target_os = "linux"))]
 fn advise_huge(_: NonNull<u8>, _: usize) {}
 
+/// Returns the free pages of the heap to the system. The allocator keeps the pages that loading a model has freed, some of
+/// them between blocks that stay. The call walks the free blocks of the whole heap, so it belongs after a load and not into
+/// a step. Without glibc it does nothing.
+pub fn return_free_pages() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: the call locks each part of the heap and touches only free blocks.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// A slice that the threads of a region write concurrently, each its own part.
 #[derive(Clone, Copy)]
 pub(crate) struct Shared<T> {

@@ -197,8 +197,16 @@ pub(crate) fn load_model(args: &ComposeArgs) -> Result<BareModel> {
     Ok(BareModel { backend, program: model.program, name, device, on_host, block_size, blocks })
 }
 
-/// Loads the model and composes the server. It blocks, for minutes if the model is downloaded.
+/// Loads the model, composes the server and returns the memory that only this took. It blocks, for minutes if the model is
+/// downloaded.
 fn compose(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
+    let composed = compose_from_files(args, settings);
+    octavo_backend_cpu::return_free_pages();
+    composed
+}
+
+/// Does what [`compose`] does, and leaves the memory to the allocator.
+fn compose_from_files(args: &ComposeArgs, settings: &Settings) -> Result<Composed> {
     let limits = &args.engine;
     let choice = device::choose(args)?;
     let adapter_limits = adapters::limits(&args.adapters)?;
