@@ -1,6 +1,7 @@
 //! Configuration of a backend.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use octavo_kernels::manifest::{CacheType, Dtype};
 
@@ -19,9 +20,8 @@ pub struct CudaConfig {
     pub kernel_pack: Option<PathBuf>,
     /// Folder of the cache of compiled kernels.
     pub kernel_cache: PathBuf,
-    /// Folder of the files with the fastest kernels of dense products of few rows. Shapes that they lack are measured while a
-    /// model is loaded; `None` chooses by the chip, without measurements.
-    pub tuning: Option<PathBuf>,
+    /// Measurements of products while a model is loaded; `None` chooses their kernels by the chip, without measurements.
+    pub tuning: Option<Tuning>,
     /// Maximum number of tokens in a step.
     pub max_num_batched_tokens: usize,
     /// Maximum number of sequences in a step.
@@ -42,6 +42,25 @@ pub struct CudaConfig {
     /// Whether a row's bits are the same in every batch. Products then use our own kernels instead of cuBLASLt, and
     /// attention reads every key in one order in decode and prefill, with the kernel of prefill, which is slower.
     pub batch_invariant: bool,
+}
+
+/// Measurements of products.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tuning {
+    /// Folder of the files with the fastest kernels and algorithms. What they lack is measured.
+    pub folder: PathBuf,
+    /// Time after which no further algorithms of cuBLASLt are measured; products without measurements keep its first choice.
+    pub time: Duration,
+}
+
+impl Tuning {
+    /// Time for the algorithms of cuBLASLt.
+    pub const TIME: Duration = Duration::from_secs(10);
+
+    /// Returns measurements with the usual time.
+    pub fn new(folder: impl Into<PathBuf>) -> Self {
+        Self { folder: folder.into(), time: Self::TIME }
+    }
 }
 
 /// Room for adapters.

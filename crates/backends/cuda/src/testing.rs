@@ -156,7 +156,14 @@ impl Control {
         unsafe { set(1_000_000) }
     }
 
-    /// Resets faults, counts and the clock.
+    /// Sets the times of products by the algorithms of cuBLASLt in milliseconds, in their order, until [`Control::reset`].
+    pub fn set_algorithm_times(&self, milliseconds: &[f32]) {
+        let set: Symbol<unsafe extern "C" fn(*const f32, usize)> = self.symbol("standin_set_algorithm_times");
+        // SAFETY: the times are readable for their number.
+        unsafe { set(milliseconds.as_ptr(), milliseconds.len()) }
+    }
+
+    /// Resets faults, counts, the clock and the times of algorithms.
     pub fn reset(&self) {
         let reset: Symbol<unsafe extern "C" fn()> = self.symbol("standin_reset");
         // SAFETY: the function accesses only the stand-in's own memory.
