@@ -101,7 +101,11 @@ thread_local int sticky_error = SUCCESS;
 thread_local int captures = 0;
 thread_local bool spoilt = false;
 thread_local int clock_khz = 0;
+thread_local int driver_version = 0;
 thread_local std::vector<float> algorithm_times;
+
+// Returns the CUDA version that the driver supports.
+int supported_version() { return driver_version ? driver_version : atoi(setting("OCTAVO_STANDIN_DRIVER", "13000")); }
 
 // Returns the error of an operation that a capture does not allow, which also ends the capture.
 int unsupported() {
@@ -299,10 +303,11 @@ API void standin_reset() {
     refused.clear();
     calls.clear();
     sticky_error = SUCCESS;
-    clock_khz = 0;
+    clock_khz = driver_version = 0;
     algorithm_times.clear();
 }
 API void standin_set_clock(int khz) { clock_khz = khz; }
+API void standin_set_driver(int version) { driver_version = version; }
 API void standin_set_algorithm_times(const float* milliseconds, size_t count) { algorithm_times.assign(milliseconds, milliseconds + count); }
 API float standin_algorithm_time(uint64_t algorithm) { return algorithm < algorithm_times.size() ? algorithm_times[algorithm] : 1; }
 API uint64_t standin_calls(const char* function) { return calls[function]; }
@@ -319,7 +324,7 @@ API int cuInit(unsigned) {
 }
 API int cuDriverGetVersion(int* version) {
     ENTER_ANYWHERE();
-    *version = atoi(setting("OCTAVO_STANDIN_DRIVER", "13000"));
+    *version = supported_version();
     return SUCCESS;
 }
 API int cuGetErrorName(int error, const char** name) {
@@ -554,14 +559,15 @@ struct LaunchConfig {
     unsigned attribute_count;
 };
 
-// Returns whether a launch may have these attributes: none, or the one by which it may begin before the kernel before has ended.
+// Returns whether a launch may have these attributes: none, or the one by which it may begin before the kernel before has ended. Drivers
+// before CUDA 12.3 do not record it.
 bool attributes_fit(const LaunchConfig& config) {
     if (!config.attribute_count) return true;
     const auto* stream = (const Stream*)config.stream;
     const Attribute& one = config.attributes[0];
     calls["programmatic launch"]++;
-    return config.attribute_count == 1 && one.id == 6 && one.value == 1 && devices()[current].capability >= 90 && stream &&
-           stream->after_kernel;
+    return config.attribute_count == 1 && one.id == 6 && one.value == 1 && devices()[current].capability >= 90 &&
+           supported_version() >= 12030 && stream && stream->after_kernel;
 }
 
 API int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** arguments, void** extra) {

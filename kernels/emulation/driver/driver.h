@@ -55,13 +55,16 @@ API int standin_capability();
 // Gives the devices of this thread a clock, until standin_reset. Without one they tell that their times have no meaning.
 API void standin_set_clock(int khz);
 
+// Sets the CUDA version of this thread's driver, until standin_reset. 0 stands for that of the process.
+API void standin_set_driver(int version);
+
 // Sets the times that products of this thread take by the algorithms of cuBLASLt, in their order, until standin_reset.
 API void standin_set_algorithm_times(const float* milliseconds, size_t count);
 
 // Returns the time of a product by an algorithm, from 0: a millisecond unless it is set.
 API float standin_algorithm_time(uint64_t algorithm);
 
-// Resets the faults, the counts, the clock and the times of this thread.
+// Resets the faults, the counts, the clock, the version and the times of this thread.
 API void standin_reset();
 
 // Returns the number of calls of a function by this thread since the last reset.

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use octavo_backend_candle::CandleBackend;
 use octavo_backend_cpu::{CpuBackend, CpuConfig, KvDtype, WeightDtype};
 use octavo_backend_cuda::{
-    AdapterRoom, CacheType, CudaBackend, CudaConfig, DeviceInfo, Memory, Tuning, named_folders, probe,
+    AdapterRoom, CacheType, CudaBackend, CudaConfig, DeviceInfo, Memory, Tuning, early_launches, named_folders, probe,
 };
 use octavo_models::ResolveOptions;
 use octavo_ops::{Backend, Program};
@@ -349,6 +349,7 @@ fn cuda_backend(args: &ComposeArgs, files: &ModelFiles) -> Result<CudaBackend> {
         adapters: adapters::limits(&args.adapters)?.map(|AdapterLimits { slots, rank }| AdapterRoom { slots, rank }),
         memory,
         graphs: !limits.enforce_eager,
+        early_launches: early_launches(),
         batch_invariant: limits.batch_invariant,
     };
     let mut backend = match CudaBackend::new(config) {
