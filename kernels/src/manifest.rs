@@ -230,6 +230,15 @@ impl Chips {
     }
 }
 
+/// Tiles of keys that a kernel of attention multiplies one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyTiles {
+    /// Number of keys of a tile.
+    pub keys: u32,
+    /// Number of tiles that a CTA of prefill or a warp of decode has in shared memory at once.
+    pub stages: u32,
+}
+
 /// An entry point.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Instance {
@@ -252,6 +261,8 @@ pub struct Instance {
     /// Minimum number of CTAs on a multiprocessor at once, which limits the registers that the compiler may use. 0
     /// leaves it to the compiler.
     pub resident: u32,
+    /// Tiles of a kernel of attention on tensor cores from sm_75 on, as far as its template has their sizes.
+    pub key_tiles: Option<KeyTiles>,
 }
 
 impl Instance {
@@ -267,6 +278,7 @@ impl Instance {
             dynamic_shared: 0,
             chips: Chips::All,
             resident: 0,
+            key_tiles: None,
         }
     }
 
@@ -278,6 +290,11 @@ impl Instance {
     /// Sets the dynamic shared memory.
     pub(crate) fn with_shared(self, dynamic_shared: usize) -> Self {
         Self { dynamic_shared, ..self }
+    }
+
+    /// Sets the tiles of keys.
+    pub(crate) fn with_key_tiles(self, keys: usize, stages: usize) -> Self {
+        Self { key_tiles: Some(KeyTiles { keys: keys as u32, stages: stages as u32 }), ..self }
     }
 
     /// Restricts the instance to these chips.
@@ -387,6 +404,18 @@ mod tests {
         let instances: Vec<_> = Chip::CHECKED.into_iter().flat_map(all).collect();
         for (i, a) in instances.iter().enumerate() {
             assert!(instances[..i].iter().all(|b| a.name != b.name || a == b), "{} is two instances", a.name);
+        }
+    }
+
+    #[test]
+    fn attention_with_stages_of_keys_has_their_sizes() {
+        let (decode, prefill) = (crate::sources::ATTENTION_DECODE, crate::sources::ATTENTION_PREFILL);
+        for instance in Chip::CHECKED.into_iter().flat_map(all) {
+            assert_eq!(instance.key_tiles.is_some(), [decode, prefill].contains(&instance.source), "{}", instance.name);
+            let Some(KeyTiles { keys, stages }) = instance.key_tiles else { continue };
+            // What follows the element type, the head size and two other numbers.
+            let argument = instance.call.split([',', '>']).nth(4).and_then(|number| number.trim().parse().ok());
+            assert_eq!(argument, Some(if instance.source == decode { stages } else { keys }), "{}", instance.call);
         }
     }
 

@@ -3,8 +3,10 @@
 // scale of 1, and those that only compute capability 9.0 supports. standin_refuse("CUBLASLT_MATMUL_DESC_A_SCALE_MODE") makes it a library before 12.9.
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "driver.h"
@@ -231,7 +233,8 @@ API int cublasLtMatmulPreferenceSetAttribute(void* preference, int attribute, co
         default: return NOT_SUPPORTED;
     }
 }
-// The chosen algorithm requires the full alignment that the preference states.
+// All algorithms compute the same. They require the full alignment that the preference states. The last one is offered as invalid.
+constexpr int ALGORITHMS = 4;
 API int cublasLtMatmulAlgoGetHeuristic(void*, void* description, void* a, void* b, void* c, void* d, void* preference,
                                        int wanted, Heuristic* found, int* count) {
     if (int error = of_driver<int (*)(const char*)>("standin_enter")(__func__)) return error;
@@ -244,25 +247,32 @@ API int cublasLtMatmulAlgoGetHeuristic(void*, void* description, void* a, void* 
     fits &= (preferred.reductions & ~2u) == 0;
     fits &= ((Description*)description)->epilogue != 4 || ((Description*)description)->bias;
     fits &= scales_fit(*(Description*)description, da, db, dd);
-    *count = fits ? 1 : 0;
+    *count = fits ? std::min(wanted, ALGORITHMS) : 0;
     if (!fits) return NOT_SUPPORTED;
-    *found = {};
-    found->algorithm[0] = 1;
-    for (int i = 0; i < 4; i++) found->algorithm[1 + i] = preferred.alignment[5 + i];
-    found->workspace = 1 << 20;
+    for (int one = 0; one < *count; one++) {
+        found[one] = {};
+        found[one].algorithm[0] = 1 + (uint64_t)one;
+        for (int i = 0; i < 4; i++) found[one].algorithm[1 + i] = preferred.alignment[5 + i];
+        found[one].workspace = 1 << 20;
+        found[one].state = one == ALGORITHMS - 1 ? NOT_SUPPORTED : SUCCESS;
+    }
     return SUCCESS;
 }
 API int cublasLtMatmul(void* handle, void* description, const float* alpha, uint64_t a, void* a_layout, uint64_t b,
                        void* b_layout, const float* beta, uint64_t c, void* c_layout, uint64_t d, void* d_layout,
                        const uint64_t* algorithm, uint64_t workspace, size_t workspace_bytes, void* stream) {
     if (int error = of_driver<int (*)(const char*)>("standin_enter")(__func__)) return error;
+    if (algorithm[0] < 1 || algorithm[0] >= ALGORITHMS) return INVALID_VALUE;
+    std::string counted = "cublasLt algorithm " + std::to_string(algorithm[0]);
+    if (int error = of_driver<int (*)(const char*)>("standin_enter")(counted.c_str())) return error;
     const uint64_t addresses[] = {a, b, c, d};
     for (int i = 0; i < 4; i++) {
         if (addresses[i] % algorithm[1 + i]) return INVALID_VALUE;
     }
     auto is_device = of_driver<int (*)(uint64_t, size_t)>("standin_is_device_memory");
-    auto submit = of_driver<int (*)(void*, int (*)(void*), void*, void (*)(void*))>("standin_submit");
-    if (!is_device || !submit || !handle || algorithm[0] != 1) return INVALID_VALUE;
+    auto submit = of_driver<int (*)(void*, int (*)(void*), void*, void (*)(void*), float)>("standin_submit");
+    auto time = of_driver<float (*)(uint64_t)>("standin_algorithm_time");
+    if (!is_device || !submit || !time || !handle) return INVALID_VALUE;
     auto* product = new Product{*(Description*)description, *(Layout*)a_layout, *(Layout*)b_layout, *(Layout*)d_layout,
                                 a, b, c, d, *alpha, *beta};
     const auto& p = *product;
@@ -280,5 +290,6 @@ API int cublasLtMatmul(void* handle, void* description, const float* alpha, uint
         delete product;
         return INVALID_VALUE;
     }
-    return submit(stream, multiply, product, [](void* data) { delete (Product*)data; }) ? EXECUTION_FAILED : SUCCESS;
+    auto destroy = [](void* data) { delete (Product*)data; };
+    return submit(stream, multiply, product, destroy, time(algorithm[0] - 1)) ? EXECUTION_FAILED : SUCCESS;
 }

@@ -101,6 +101,11 @@ thread_local int sticky_error = SUCCESS;
 thread_local int captures = 0;
 thread_local bool spoilt = false;
 thread_local int clock_khz = 0;
+thread_local int driver_version = 0;
+thread_local std::vector<float> algorithm_times;
+
+// Returns the CUDA version that the driver supports.
+int supported_version() { return driver_version ? driver_version : atoi(setting("OCTAVO_STANDIN_DRIVER", "13000")); }
 
 // Returns the error of an operation that a capture does not allow, which also ends the capture.
 int unsupported() {
@@ -200,6 +205,7 @@ struct Stream {
     bool after_kernel = false;  // whether the last work is a kernel
     std::vector<Work> recorded, waiting;
     uint64_t done = 0;
+    double time = 0;  // that all work of the stream takes, in milliseconds
 };
 struct Graph {
     std::vector<Work> work;
@@ -207,13 +213,16 @@ struct Graph {
 struct Event {
     Stream* stream = nullptr;
     uint64_t position = 0;  // position of `done` once it is reached
+    double time = 0;        // of the stream at this position
     uint64_t left() const { return stream && position > stream->done ? position - stream->done : 0; }
 };
 
-int submit(void* handle, Work work) {
+// Adds work, which takes a millisecond unless another time is set.
+int submit(void* handle, Work work, double milliseconds = 1) {
     auto* stream = (Stream*)handle;
     if (!stream) return INVALID_HANDLE;
     stream->after_kernel = false;
+    if (!stream->capturing) stream->time += milliseconds;
     (stream->capturing ? stream->recorded : stream->waiting).push_back(std::move(work));
     return SUCCESS;
 }
@@ -278,9 +287,9 @@ int load_object(const std::string& code, const Object** loaded) {
 
 // ------------------------------------------------------------------------------------------- outside NVIDIA's interface
 
-API int standin_submit(void* stream, int (*work)(void*), void* data, void (*destroy)(void*)) {
+API int standin_submit(void* stream, int (*work)(void*), void* data, void (*destroy)(void*), float milliseconds) {
     std::shared_ptr<void> owned(data, destroy);
-    return submit(stream, [=] { return work(owned.get()); });
+    return submit(stream, [=] { return work(owned.get()); }, milliseconds);
 }
 API int standin_enter(const char* function) { return entered(function, false); }
 API int standin_is_device_memory(uint64_t address, size_t bytes) { return is_device(address, bytes); }
@@ -294,9 +303,13 @@ API void standin_reset() {
     refused.clear();
     calls.clear();
     sticky_error = SUCCESS;
-    clock_khz = 0;
+    clock_khz = driver_version = 0;
+    algorithm_times.clear();
 }
 API void standin_set_clock(int khz) { clock_khz = khz; }
+API void standin_set_driver(int version) { driver_version = version; }
+API void standin_set_algorithm_times(const float* milliseconds, size_t count) { algorithm_times.assign(milliseconds, milliseconds + count); }
+API float standin_algorithm_time(uint64_t algorithm) { return algorithm < algorithm_times.size() ? algorithm_times[algorithm] : 1; }
 API uint64_t standin_calls(const char* function) { return calls[function]; }
 API uint64_t standin_memory_in_use(int number) {
     std::lock_guard<std::mutex> guard(memory_lock);
@@ -311,7 +324,7 @@ API int cuInit(unsigned) {
 }
 API int cuDriverGetVersion(int* version) {
     ENTER_ANYWHERE();
-    *version = atoi(setting("OCTAVO_STANDIN_DRIVER", "13000"));
+    *version = supported_version();
     return SUCCESS;
 }
 API int cuGetErrorName(int error, const char** name) {
@@ -474,7 +487,7 @@ API int cuEventRecord(void* event, void* stream) {
     ENTER();
     auto* found = (Stream*)stream;
     if (!found || found->capturing) return INVALID_HANDLE;
-    *(Event*)event = {found, found->done + found->waiting.size()};
+    *(Event*)event = {found, found->done + found->waiting.size(), found->time};
     return SUCCESS;
 }
 API int cuEventQuery(void* event) {
@@ -487,13 +500,12 @@ API int cuEventSynchronize(void* event) {
     return found->left() ? run_waiting(found->stream, found->left()) : SUCCESS;
 }
 
-// Each piece of work takes a millisecond.
 API int cuEventElapsedTime(float* milliseconds, void* from, void* to) {
     ENTER();
     auto *first = (Event*)from, *last = (Event*)to;
     if (!first->stream || first->stream != last->stream) return INVALID_HANDLE;
     if (first->left() || last->left()) return NOT_READY;
-    *milliseconds = (float)(last->position - first->position);
+    *milliseconds = (float)(last->time - first->time);
     return SUCCESS;
 }
 
@@ -547,14 +559,15 @@ struct LaunchConfig {
     unsigned attribute_count;
 };
 
-// Returns whether a launch may have these attributes: none, or the one by which it may begin before the kernel before has ended.
+// Returns whether a launch may have these attributes: none, or the one by which it may begin before the kernel before has ended. Drivers
+// before CUDA 12.3 do not record it.
 bool attributes_fit(const LaunchConfig& config) {
     if (!config.attribute_count) return true;
     const auto* stream = (const Stream*)config.stream;
     const Attribute& one = config.attributes[0];
     calls["programmatic launch"]++;
-    return config.attribute_count == 1 && one.id == 6 && one.value == 1 && devices()[current].capability >= 90 && stream &&
-           stream->after_kernel;
+    return config.attribute_count == 1 && one.id == 6 && one.value == 1 && devices()[current].capability >= 90 &&
+           supported_version() >= 12030 && stream && stream->after_kernel;
 }
 
 API int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** arguments, void** extra) {

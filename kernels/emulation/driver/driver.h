@@ -35,8 +35,9 @@ inline int architecture_of(const char* chip) {
 // Counts a call of a function of the other libraries. Returns the error with which it must fail, or 0.
 API int standin_enter(const char* function);
 
-// Runs `work` with `data` on a stream, in order, or records it during a capture. Afterwards `destroy` frees the data.
-API int standin_submit(void* stream, int (*work)(void*), void* data, void (*destroy)(void*));
+// Runs `work` with `data` on a stream, in order, or records it during a capture. Afterwards `destroy` frees the data. Events tell that
+// it takes this time.
+API int standin_submit(void* stream, int (*work)(void*), void* data, void (*destroy)(void*), float milliseconds);
 
 // Returns whether a whole range is device memory of one allocation.
 API int standin_is_device_memory(uint64_t address, size_t bytes);
@@ -54,7 +55,16 @@ API int standin_capability();
 // Gives the devices of this thread a clock, until standin_reset. Without one they tell that their times have no meaning.
 API void standin_set_clock(int khz);
 
-// Resets the faults, the counts and the clock of this thread.
+// Sets the CUDA version of this thread's driver, until standin_reset. 0 stands for that of the process.
+API void standin_set_driver(int version);
+
+// Sets the times that products of this thread take by the algorithms of cuBLASLt, in their order, until standin_reset.
+API void standin_set_algorithm_times(const float* milliseconds, size_t count);
+
+// Returns the time of a product by an algorithm, from 0: a millisecond unless it is set.
+API float standin_algorithm_time(uint64_t algorithm);
+
+// Resets the faults, the counts, the clock, the version and the times of this thread.
 API void standin_reset();
 
 // Returns the number of calls of a function by this thread since the last reset.

@@ -46,6 +46,7 @@ fn instance(source: Source, name: &str, defect: usize) -> Instance {
         dynamic_shared: 4096,
         chips: Chips::All,
         resident: 0,
+        key_tiles: None,
     }
 }
 

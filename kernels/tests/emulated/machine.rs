@@ -27,6 +27,7 @@ impl Machine {
             dynamic_shared: 4096,
             chips: Chips::All,
             resident: 0,
+            key_tiles: None,
         };
         Self { emulation: Emulation::new(std::slice::from_ref(&instance)).unwrap_or_else(|e| panic!("{e}")), instance }
     }

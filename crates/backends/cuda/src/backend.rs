@@ -61,7 +61,7 @@ impl CudaBackend {
         if !info.chip.has(dtype) {
             return Err(Unavailable::Dtype { name: info.name, chip: info.chip.arch(), dtype: long_name(dtype) });
         }
-        let gpu = Gpu::new(driver, info).map_err(Unavailable::Broken)?;
+        let gpu = Gpu::new(driver, info, config.early_launches).map_err(Unavailable::Broken)?;
         Ok(Self { config, driver: driver.version, gpu, dtype, model: None })
     }
 

@@ -1,6 +1,8 @@
 //! Configuration of a backend.
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use octavo_kernels::manifest::{CacheType, Dtype};
 
@@ -19,9 +21,8 @@ pub struct CudaConfig {
     pub kernel_pack: Option<PathBuf>,
     /// Folder of the cache of compiled kernels.
     pub kernel_cache: PathBuf,
-    /// Folder of the files with the fastest kernels of dense products of few rows. Shapes that they lack are measured while a
-    /// model is loaded; `None` chooses by the chip, without measurements.
-    pub tuning: Option<PathBuf>,
+    /// Measurements of products while a model is loaded; `None` chooses their kernels by the chip, without measurements.
+    pub tuning: Option<Tuning>,
     /// Maximum number of tokens in a step.
     pub max_num_batched_tokens: usize,
     /// Maximum number of sequences in a step.
@@ -39,9 +40,42 @@ pub struct CudaConfig {
     pub memory: Memory,
     /// Whether steps in which all sequences decode are recorded as CUDA graphs at the start.
     pub graphs: bool,
+    /// Whether a launch may begin before the one before has ended, where chip and driver can do that. The results are the same.
+    pub early_launches: bool,
     /// Whether a row's bits are the same in every batch. Products then use our own kernels instead of cuBLASLt, and
     /// attention reads every key in one order in decode and prefill, with the kernel of prefill, which is slower.
     pub batch_invariant: bool,
+}
+
+/// Variable that turns early launches off with the value 0, to find out whether they cause a fault.
+const EARLY_LAUNCHES: &str = "OCTAVO_CUDA_EARLY_LAUNCHES";
+
+/// Returns whether `OCTAVO_CUDA_EARLY_LAUNCHES` allows launches to begin before the one before has ended.
+pub fn early_launches() -> bool {
+    are_allowed(std::env::var_os(EARLY_LAUNCHES).as_deref())
+}
+
+fn are_allowed(value: Option<&OsStr>) -> bool {
+    value.is_none_or(|value| value != "0")
+}
+
+/// Measurements of products.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tuning {
+    /// Folder of the files with the fastest kernels and algorithms. What they lack is measured.
+    pub folder: PathBuf,
+    /// Time after which no further algorithms of cuBLASLt are measured; products without measurements keep its first choice.
+    pub time: Duration,
+}
+
+impl Tuning {
+    /// Time for the algorithms of cuBLASLt.
+    pub const TIME: Duration = Duration::from_secs(10);
+
+    /// Returns measurements with the usual time.
+    pub fn new(folder: impl Into<PathBuf>) -> Self {
+        Self { folder: folder.into(), time: Self::TIME }
+    }
 }
 
 /// Room for adapters.
@@ -67,6 +101,12 @@ pub enum Memory {
 pub(crate) mod tests {
     use super::*;
 
+    #[test]
+    fn a_zero_turns_early_launches_off() {
+        assert!([None, Some(""), Some("1")].iter().all(|value| are_allowed(value.map(OsStr::new))));
+        assert!(!are_allowed(Some(OsStr::new("0"))));
+    }
+
     /// Returns sizes for small models.
     pub(crate) fn config() -> CudaConfig {
         CudaConfig {
@@ -85,6 +125,7 @@ pub(crate) mod tests {
             adapters: None,
             memory: Memory::Share(0.5),
             graphs: true,
+            early_launches: true,
             batch_invariant: false,
         }
     }

@@ -63,7 +63,7 @@ pub use backend::CudaBackend;
 pub use bench::{
     Ceilings, CeilingsBench, ExpertSizes, KernelBench, KernelBencher, KernelTime, ProductRate, Unmeasured,
 };
-pub use config::{AdapterRoom, CudaConfig, Memory};
+pub use config::{AdapterRoom, CudaConfig, Memory, Tuning, early_launches};
 pub use driver::{DeviceInfo, DriverError, Unavailable};
 pub use libraries::{Candidate, LibraryKind, OLDEST_CHIP, Unfit, Version, fits, named_folders};
 pub use octavo_kernels::manifest::{CacheType, Chip, Dtype, PACKED, Target};

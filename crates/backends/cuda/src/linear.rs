@@ -311,6 +311,21 @@ impl ProductPart {
         supported.then_some(Fp8Way::Apart { apart, rounding })
     }
 
+    /// Returns the shape and the operands with which cuBLASLt computes the whole product of so many rows (a [`bucket`]); `None` if it
+    /// does not.
+    pub(crate) fn by_library(&self, library: &CublasLt, rows: u32, scratch: &Scratch) -> Option<(Shape, Operands)> {
+        let of_few = |quant: &Quant| for_rows(&quant.vectors, rows).is_some() || for_rows(&quant.tiles, rows).is_some();
+        if self.quant.as_ref().is_some_and(of_few) {
+            return None;
+        }
+        let supports = |shape, rows| library.supports(shape, rows);
+        match self.fp8_way(supports, rows, scratch) {
+            Some(Fp8Way::Scaled { shape, operands, .. }) => Some((shape, operands)),
+            Some(Fp8Way::Apart { .. }) => None,
+            None => self.for_library(scratch.values).filter(|(shape, _)| library.supports(*shape, rows)),
+        }
+    }
+
     /// Returns whether an input of so many rows is rounded to FP8; `None` if no input may be.
     pub(crate) fn rounds_to_fp8(&self, launcher: &impl Launcher, rows: u32, scratch: &Scratch) -> Option<bool> {
         let quant = self.quant.as_ref().filter(|quant| quant.fp8.is_some() || quant.fp8_library.is_some())?;

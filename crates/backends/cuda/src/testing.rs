@@ -81,6 +81,7 @@ pub fn config() -> CudaConfig {
         adapters: None,
         memory: Memory::KvCache(16 << 20),
         graphs: false,
+        early_launches: true,
         batch_invariant: false,
     }
 }
@@ -156,7 +157,21 @@ impl Control {
         unsafe { set(1_000_000) }
     }
 
-    /// Resets faults, counts and the clock.
+    /// Sets the CUDA version of the driver for backends that are opened until [`Control::reset`], such as 12020.
+    pub fn set_driver(&self, version: i32) {
+        let set: Symbol<unsafe extern "C" fn(i32)> = self.symbol("standin_set_driver");
+        // SAFETY: the function accesses only the stand-in's own memory.
+        unsafe { set(version) }
+    }
+
+    /// Sets the times of products by the algorithms of cuBLASLt in milliseconds, in their order, until [`Control::reset`].
+    pub fn set_algorithm_times(&self, milliseconds: &[f32]) {
+        let set: Symbol<unsafe extern "C" fn(*const f32, usize)> = self.symbol("standin_set_algorithm_times");
+        // SAFETY: the times are readable for their number.
+        unsafe { set(milliseconds.as_ptr(), milliseconds.len()) }
+    }
+
+    /// Resets faults, counts, the clock, the driver's version and the times of algorithms.
     pub fn reset(&self) {
         let reset: Symbol<unsafe extern "C" fn()> = self.symbol("standin_reset");
         // SAFETY: the function accesses only the stand-in's own memory.

@@ -1,8 +1,10 @@
-//! Times the ways to compute dense products of few rows, and keeps the fastest.
+//! Times the algorithms of cuBLASLt, then the ways to compute dense products of few rows, and keeps the fastest.
 //!
 //! Each shape of a weight is timed once on a device, with the weights of all layers in turn, so that they come from memory as in a
 //! step. The choices are kept in a file beside the compiled kernels. Its name has a hash of everything on which the times depend:
 //! the device, the driver, cuBLASLt and our kernels.
+
+mod algorithms;
 
 use std::collections::HashMap;
 use std::collections::btree_map::{BTreeMap, Entry};
@@ -11,39 +13,51 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use cudarc::driver::sys::CUdevice_attribute;
-use octavo_kernels::manifest::{self, Target};
+use octavo_kernels::manifest::{self, Dtype, Target};
 use octavo_kernels::sources;
 use octavo_ops::{BackendError, Rows};
+use serde::{Deserialize, Serialize};
 
+use crate::Tuning;
 use crate::cache::{KernelCache, Key, hash};
 use crate::dense::{Choice, TUNED_ROWS, Way};
 use crate::driver::Event;
 use crate::forward::Machine;
-use crate::libraries::cublaslt::CublasLt;
+use crate::libraries::cublaslt::{Algorithm, CublasLt};
 use crate::linear::ProductPart;
 use crate::loaded::Opened;
 use crate::lower::Stage;
 
-/// Number of measurements of a way, of which the least counts: what disturbs one adds time to it.
+/// Number of measurements of a product, of which the least counts: what disturbs one adds time to it.
 const MEASUREMENTS: usize = 3;
 
-/// Number of bytes of weights after which a measurement ends: more than the second-level cache of any device.
+/// Number of bytes of weights after which a measurement of up to [`MEASURED_ROWS`] rows ends: more than the second-level cache of any
+/// device. With more rows, a measurement ends earlier, so that it multiplies about as many pairs of numbers.
 const MEASURED_BYTES: u64 = 512 << 20;
 
-/// Share of the time of the usual way that another one must save, because equal ways differ as much between measurements.
+/// Maximum number of rows of which all of [`MEASURED_BYTES`] are multiplied.
+const MEASURED_ROWS: u32 = TUNED_ROWS[TUNED_ROWS.len() - 1];
+
+/// Share of the time of the usual choice that another one must save, because equal ones differ as much between measurements.
 const LEAST_GAIN: f64 = 0.03;
 
-/// Returns whether the ways to compute products are to be measured.
+/// Returns whether products are to be measured.
 pub(crate) fn is_wanted(opened: &Opened<'_>) -> bool {
-    let (config, chip) = (opened.config, opened.gpu.info().chip);
-    let has_ways = manifest::skinny_most(chip, opened.dtype) > 0 && !config.batch_invariant;
+    let config = opened.config;
+    let has_choice = opened.dtype != Dtype::F32 && !config.batch_invariant;
     // A device without a clock is an emulation, whose times have no meaning.
     let has_clock = opened.gpu.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE) > 0;
-    config.tuning.is_some() && has_ways && has_clock
+    config.tuning.is_some() && has_choice && has_clock
 }
 
 /// Choices by the shape of a product.
-type Table = BTreeMap<String, Choice>;
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Table {
+    /// Ways to compute dense products.
+    ways: BTreeMap<String, Choice>,
+    /// Algorithms of cuBLASLt by the number of rows; `None` is its first choice.
+    algorithms: BTreeMap<String, BTreeMap<u32, Option<Algorithm>>>,
+}
 
 /// Times of the ways for each of [`TUNED_ROWS`].
 type Times = [HashMap<Way, Duration>; TUNED_ROWS.len()];
@@ -52,12 +66,14 @@ type Times = [HashMap<Way, Duration>; TUNED_ROWS.len()];
 pub(crate) struct TuningFile {
     folder: PathBuf,
     name: String,
+    /// Time after which no further algorithms are measured.
+    time: Duration,
 }
 
 impl TuningFile {
     /// Returns the file for the device, the driver, cuBLASLt and our kernels; `None` if nothing is to be measured.
     pub(crate) fn of(opened: &Opened<'_>, library: Option<&CublasLt>) -> Option<Self> {
-        let folder = opened.config.tuning.as_ref().filter(|_| is_wanted(opened))?;
+        let tuning = opened.config.tuning.as_ref().filter(|_| is_wanted(opened))?;
         let info = opened.gpu.info();
         let products = [sources::GEMV, sources::GEMM_SKINNY, sources::GEMM_MMA];
         let instances = manifest::all(info.chip).into_iter().filter(|instance| products.contains(&instance.source));
@@ -66,21 +82,22 @@ impl TuningFile {
         let [processors, driver] = [info.processors.to_string(), opened.driver.to_string()];
         let kernels = Key::digest(&keys);
         let depends = [info.name.as_str(), &processors, &driver, &library, opened.dtype.name(), &kernels];
-        Some(Self::new(folder, depends))
+        Some(Self::new(tuning, depends))
     }
 
     /// Names the file for everything that these texts tell.
-    fn new<'a>(folder: impl Into<PathBuf>, depends: impl IntoIterator<Item = &'a str>) -> Self {
-        Self { folder: folder.into(), name: format!("products-{}.json", hash(depends)) }
+    fn new<'a>(tuning: &Tuning, depends: impl IntoIterator<Item = &'a str>) -> Self {
+        let name = format!("products-{}.json", hash(depends));
+        Self { folder: tuning.folder.clone(), name, time: tuning.time }
     }
 
     /// Returns the known choices. A file that cannot be read counts as missing.
     fn read(&self) -> Table {
         let path = self.folder.join(&self.name);
-        let Ok(text) = fs::read(&path) else { return Table::new() };
+        let Ok(text) = fs::read(&path) else { return Table::default() };
         serde_json::from_slice(&text).unwrap_or_else(|error| {
             tracing::warn!(path = %path.display(), %error, "the times of products are measured again");
-            Table::new()
+            Table::default()
         })
     }
 
@@ -107,11 +124,26 @@ fn fastest(usual: Choice, times: &Times) -> Choice {
 }
 
 impl Machine {
-    /// Chooses the fastest way for each dense product, from the file or by measurement. `most` is the maximum number of rows of a
-    /// kind. What the products write to the buffers of a step has no meaning.
+    /// Chooses the fastest algorithm of cuBLASLt and the fastest way for each product, from the file or by measurement. `most` is the
+    /// maximum number of rows of a kind. What the products write to the buffers of a step has no meaning.
     pub(crate) fn tune(&mut self, file: &TuningFile, most: impl Fn(Rows) -> usize) -> Result<(), BackendError> {
         let known = file.read();
         let mut table = known.clone();
+        // The library competes with the other ways by its fastest algorithm.
+        self.choose_algorithms(&mut table.algorithms, file.time, &most)?;
+        self.choose_ways(&mut table.ways, &most)?;
+        if table != known {
+            file.write(&table);
+        }
+        Ok(())
+    }
+
+    fn choose_ways(
+        &mut self,
+        table: &mut BTreeMap<String, Choice>,
+        most: impl Fn(Rows) -> usize,
+    ) -> Result<(), BackendError> {
+        let known = table.len();
         let shapes = self.shapes(most);
         let count = shapes.len();
         for (name, (parts, rows)) in shapes {
@@ -120,10 +152,7 @@ impl Machine {
                 unknown.insert(fastest(parts[0].dense.choice, &times));
             }
         }
-        let measured = table.len() - known.len();
-        if measured > 0 {
-            file.write(&table);
-        }
+        let measured = table.len() - known;
         tracing::info!("products: the kernels for few rows of {count} shapes are known, {measured} measured now");
         for stage in &mut self.stages {
             let Stage::Product { product, .. } = stage else { continue };
@@ -163,16 +192,24 @@ impl Machine {
 
     /// Returns the time of the products of `rows` rows with these weights; `None` if there is no such way.
     fn time(&self, parts: &[&ProductPart], rows: u32, way: Way) -> Result<Option<Duration>, BackendError> {
-        let weight_bytes = parts[0].weight_bytes().max(1);
-        let enough = (MEASURED_BYTES / weight_bytes + 1).min(parts.len() as u64) as usize;
-        let run = || -> Result<bool, BackendError> {
-            for part in &parts[..enough] {
+        let parts = &parts[..measured_count(parts.len(), parts[0].weight_bytes(), rows)];
+        self.measure(Duration::MAX, || {
+            for part in parts {
                 if !self.dense_by(part, rows, part.params.weight, way)? {
                     return Ok(false);
                 }
             }
             Ok(true)
-        };
+        })
+    }
+
+    /// Returns the least time of some measurements of `run` after a first run; `None` if that returns `false`. What has taken longer
+    /// than `hopeless` is not measured again.
+    fn measure(
+        &self,
+        hopeless: Duration,
+        run: impl Fn() -> Result<bool, BackendError>,
+    ) -> Result<Option<Duration>, BackendError> {
         if !run()? {
             return Ok(None);
         }
@@ -184,9 +221,18 @@ impl Machine {
             end.record()?;
             end.wait()?;
             least = least.min(end.since(&begin)?);
+            if least > hopeless {
+                break;
+            }
         }
         Ok(Some(least))
     }
+}
+
+/// Returns how many of `count` weights of a size a measurement of so many rows multiplies.
+fn measured_count(count: usize, weight_bytes: u64, rows: u32) -> usize {
+    let bytes = MEASURED_BYTES / u64::from(rows.div_ceil(MEASURED_ROWS).max(1));
+    (bytes / weight_bytes.max(1) + 1).min(count as u64) as usize
 }
 
 #[cfg(test)]
@@ -219,15 +265,34 @@ mod tests {
     #[test]
     fn choices_are_read_as_they_were_written() {
         let folder = tempfile::tempdir().unwrap();
-        let file = TuningFile::new(folder.path(), ["H200", "12.9"]);
-        assert_eq!(file.read(), Table::new());
-        let table = Table::from([("64x32".to_owned(), Choice { ways: [Way::Skinny; TUNED_ROWS.len()] })]);
+        let tuning = Tuning::new(folder.path());
+        let file = TuningFile::new(&tuning, ["H200", "12.9"]);
+        assert_eq!(file.read(), Table::default());
+        let ways = Choice { ways: [Way::Skinny; TUNED_ROWS.len()] };
+        let algorithms = BTreeMap::from([(16, None), (8192, Some(Algorithm::of(7)))]);
+        let table = Table {
+            ways: BTreeMap::from([("64x32".to_owned(), ways)]),
+            algorithms: BTreeMap::from([("64x32".to_owned(), algorithms)]),
+        };
         file.write(&table);
         assert_eq!(file.read(), table);
-        assert_eq!(TuningFile::new(folder.path(), ["H200", "13.0"]).read(), Table::new(), "another library");
-        for spoiled in ["{", "[]", "{\"64x32\":{\"ways\":[\"skinny\"]}}", "{\"64x32\":{\"ways\":7}}"] {
+        assert_eq!(TuningFile::new(&tuning, ["H200", "13.0"]).read(), Table::default(), "another library");
+        let written = fs::read_to_string(folder.path().join(&file.name)).unwrap();
+        let short = written.replacen("\"skinny\",", "", 1);
+        for spoiled in ["{", "[]", "{\"ways\":{}}", "{\"ways\":7,\"algorithms\":{}}", &short] {
             fs::write(folder.path().join(&file.name), spoiled).unwrap();
-            assert_eq!(file.read(), Table::new(), "{spoiled}");
+            assert_eq!(file.read(), Table::default(), "{spoiled}");
         }
+    }
+
+    #[test]
+    fn a_measurement_exceeds_the_caches_and_ends() {
+        const MIB: u64 = 1 << 20;
+        assert_eq!(measured_count(32, 100 * MIB, 1), 6);
+        assert_eq!(measured_count(32, 100 * MIB, 64), 6);
+        assert_eq!(measured_count(4, 100 * MIB, 64), 4, "there are no more weights");
+        assert_eq!(measured_count(32, 100 * MIB, 128), 3);
+        assert_eq!(measured_count(32, 100 * MIB, 8192), 1);
+        assert_eq!(measured_count(32, 0, 8192), 32);
     }
 }

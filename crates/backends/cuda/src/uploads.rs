@@ -195,7 +195,7 @@ mod tests {
 
     fn gpu() -> Arc<Gpu> {
         let driver = Driver::open(&[standin()]).unwrap();
-        Gpu::new(driver, driver.device(H200).unwrap()).unwrap()
+        Gpu::new(driver, driver.device(H200).unwrap(), true).unwrap()
     }
 
     /// Runs `work` with uploads and returns its result.

@@ -39,6 +39,7 @@ fn config(dtype: Dtype) -> Option<CudaConfig> {
             adapters: None,
             memory: Memory::KvCache(64 << 20),
             graphs: false,
+            early_launches: true,
             batch_invariant: false,
         }),
         Ok(device) => {

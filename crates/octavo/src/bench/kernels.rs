@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use octavo_backend_cuda::{
-    CacheType, CudaBackend, CudaConfig, ExpertSizes, KernelBench, KernelTime, Memory, named_folders,
+    CacheType, CudaBackend, CudaConfig, ExpertSizes, KernelBench, KernelTime, Memory, early_launches, named_folders,
 };
 use octavo_bench::roofline::{Bounds, Figures, Limits, table};
 use octavo_models::{Checkpoint, ModelConfig, ResolveOptions};
@@ -115,6 +115,7 @@ pub(super) fn config(dtype: Dtype) -> Result<CudaConfig> {
         adapters: None,
         memory: Memory::Share(1.0),
         graphs: false,
+        early_launches: early_launches(),
         batch_invariant: false,
     })
 }

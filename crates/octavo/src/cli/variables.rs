@@ -5,7 +5,7 @@ use clap::{Arg, Command};
 use crate::cli::layers::{PREFIX, WITH_VARIABLES, nearest, variable};
 
 /// Variables that do not set a flag.
-const OTHERS: [&str; 2] = ["OCTAVO_CACHE", "OCTAVO_CUDA_LIBS"];
+const OTHERS: [&str; 3] = ["OCTAVO_CACHE", "OCTAVO_CUDA_EARLY_LAUNCHES", "OCTAVO_CUDA_LIBS"];
 
 /// Prefixes of variables that tests, benches and scripts of this repository read.
 const DEVELOPMENT: [&str; 27] = [

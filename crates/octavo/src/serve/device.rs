@@ -6,7 +6,9 @@ use anyhow::{Context, Result, bail};
 #[cfg(feature = "candle")]
 use octavo_backend_candle::CandleBackend;
 use octavo_backend_cpu::{CpuBackend, CpuConfig, KvDtype, WeightDtype};
-use octavo_backend_cuda::{AdapterRoom, CacheType, CudaBackend, CudaConfig, DeviceInfo, Memory, named_folders, probe};
+use octavo_backend_cuda::{
+    AdapterRoom, CacheType, CudaBackend, CudaConfig, DeviceInfo, Memory, Tuning, early_launches, named_folders, probe,
+};
 use octavo_models::ResolveOptions;
 use octavo_ops::{Backend, Program};
 use octavo_runner::AdapterLimits;
@@ -338,7 +340,7 @@ fn cuda_backend(args: &ComposeArgs, files: &ModelFiles) -> Result<CudaBackend> {
         libraries: named_folders(),
         kernel_pack: kernels::pack(args.model.kernel_pack.as_deref())?.map(|(folder, _)| folder),
         kernel_cache: cache.join("kernels"),
-        tuning: Some(cache.join("tuning")),
+        tuning: Some(Tuning::new(cache.join("tuning"))),
         max_num_batched_tokens: step_tokens(limits, GPU_STEPS.tokens, &files.program, files.vision(), max_model_len)?,
         max_num_seqs: limits.max_num_seqs,
         max_rows: octavo_runner::max_rows(limits.max_num_seqs, files.program.vocab_size),
@@ -347,6 +349,7 @@ fn cuda_backend(args: &ComposeArgs, files: &ModelFiles) -> Result<CudaBackend> {
         adapters: adapters::limits(&args.adapters)?.map(|AdapterLimits { slots, rank }| AdapterRoom { slots, rank }),
         memory,
         graphs: !limits.enforce_eager,
+        early_launches: early_launches(),
         batch_invariant: limits.batch_invariant,
     };
     let mut backend = match CudaBackend::new(config) {

@@ -64,6 +64,7 @@ impl<'a> Cases<'a> {
 
     pub(super) fn all(&mut self, with_library: bool) {
         self.products(with_library);
+        self.fused();
         self.experts();
         self.lora();
         self.attention();

@@ -8,6 +8,7 @@ mod attention;
 mod cases;
 mod ceilings;
 mod experts;
+mod fused;
 mod lora;
 mod products;
 mod rows;

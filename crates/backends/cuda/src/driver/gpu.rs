@@ -20,6 +20,8 @@ pub(crate) struct Gpu {
     info: DeviceInfo,
     context: sys::CUcontext,
     stream: sys::CUstream,
+    /// Whether a launch may begin before the one before ends. Kernels wait for its end themselves, from sm_90 on.
+    may_begin_early: bool,
     /// Whether the last work on the stream is a kernel of ours, which lets the next begin before it ends.
     after_kernel: AtomicBool,
 }
@@ -33,8 +35,8 @@ unsafe impl Send for Gpu {}
 unsafe impl Sync for Gpu {}
 
 impl Gpu {
-    /// Initialises a device for use.
-    pub(crate) fn new(driver: Driver, info: DeviceInfo) -> Result<Arc<Self>, DriverError> {
+    /// Initialises a device for use. Without `early_launches`, every launch begins after the one before has ended.
+    pub(crate) fn new(driver: Driver, info: DeviceInfo, early_launches: bool) -> Result<Arc<Self>, DriverError> {
         let api = driver.api;
         let mut device = 0;
         let mut context = std::ptr::null_mut();
@@ -47,7 +49,9 @@ impl Gpu {
             let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
             api.check("cuStreamCreate", (api.cuStreamCreate)(&raw mut stream, flags))?;
         }
-        Ok(Arc::new(Self { api, driver, info, context, stream, after_kernel: AtomicBool::new(false) }))
+        let may_begin_early = early_launches && info.chip.has_sm90() && driver.version >= EARLY_DRIVER;
+        let after_kernel = AtomicBool::new(false);
+        Ok(Arc::new(Self { api, driver, info, context, stream, may_begin_early, after_kernel }))
     }
 
     pub(crate) fn info(&self) -> &DeviceInfo {
@@ -72,11 +76,6 @@ impl Gpu {
     fn queue(&self) -> sys::CUstream {
         self.after_kernel.store(false, Ordering::Relaxed);
         self.stream
-    }
-
-    /// Returns whether a launch may begin before the one before ends. Kernels wait for its end themselves, from sm_90 on.
-    fn may_begin_early(&self) -> bool {
-        self.info.chip.has_sm90() && self.driver.version >= EARLY_DRIVER
     }
 
     /// Makes the context current in the calling thread.
@@ -185,7 +184,7 @@ impl Gpu {
     ) -> Result<(), DriverError> {
         debug_assert_eq!(size_of::<P>(), kernel.params_bytes, "the kernel's own parameter");
         let [x, y, z] = grid;
-        let is_early = self.may_begin_early() && self.after_kernel.load(Ordering::Relaxed);
+        let is_early = self.may_begin_early && self.after_kernel.load(Ordering::Relaxed);
         let mut early = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],

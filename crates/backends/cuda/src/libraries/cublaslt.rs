@@ -23,6 +23,7 @@ use std::sync::Arc;
 
 use octavo_kernels::manifest::Dtype;
 use octavo_ops::BackendError;
+use serde::{Deserialize, Serialize};
 
 use super::{Candidate, functions, open};
 use crate::driver::Gpu;
@@ -91,10 +92,18 @@ pub(crate) const USUAL_ALIGNMENT: u32 = 256;
 /// store 16 bytes at a time.
 pub(crate) const LEAST_ALIGNMENT: u32 = 16;
 
-/// `cublasLtMatmulAlgo_t`.
+/// `cublasLtMatmulAlgo_t`: an algorithm, which may be stored and used again with the same release of the library.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Algorithm([u64; 8]);
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct Algorithm([u64; 8]);
+
+#[cfg(test)]
+impl Algorithm {
+    /// Returns an algorithm of tests.
+    pub(crate) const fn of(number: u64) -> Self {
+        Self([number; 8])
+    }
+}
 
 /// `cublasLtMatmulHeuristicResult_t`.
 #[repr(C)]
@@ -265,6 +274,33 @@ impl CublasLt {
         supported
     }
 
+    /// Returns at most `most` algorithms for a planned product, in the library's order; none if it does not support the product.
+    pub(crate) fn algorithms(&self, shape: Shape, rows: u32, most: usize) -> Vec<Algorithm> {
+        let Some(Some(plan)) = self.plans.get(&(shape, rows)) else { return Vec::new() };
+        let found = self.heuristics(plan, shape, most).unwrap_or_default();
+        found.into_iter().filter(|found| found.state == 0).map(|found| found.algorithm).collect()
+    }
+
+    /// Launches a planned product by one of its algorithms. Returns `false` if the library refuses that.
+    pub(crate) fn run_by(&self, algorithm: Algorithm, shape: Shape, rows: u32, operands: &Operands) -> bool {
+        let Some(Some(plan)) = self.plans.get(&(shape, rows)) else { return false };
+        let launched = self.launch(&Plan { algorithm, ..*plan }, shape, operands);
+        if let Err(reason) = &launched {
+            tracing::debug!(reason, ?shape, rows, ?algorithm, "an algorithm of cuBLASLt does not run");
+        }
+        launched.is_ok()
+    }
+
+    /// Makes an algorithm that of a planned product, unless it does not run with these operands.
+    pub(crate) fn choose(&mut self, algorithm: Algorithm, shape: Shape, rows: u32, operands: &Operands) {
+        let Some(Some(plan)) = self.plans.get(&(shape, rows)) else { return };
+        let plan = Plan { algorithm, ..*plan };
+        match self.try_once(&plan, shape, Some(operands)) {
+            Ok(()) => drop(self.plans.insert((shape, rows), Some(plan))),
+            Err(reason) => tracing::debug!(reason, ?shape, rows, "cuBLASLt's first choice replaces a kept algorithm"),
+        }
+    }
+
     /// Returns whether a product is planned and supported.
     pub(crate) fn supports(&self, shape: Shape, rows: u32) -> bool {
         matches!(self.plans.get(&(shape, rows)), Some(Some(_)))
@@ -290,7 +326,7 @@ impl CublasLt {
     fn plan(&self, shape: Shape, rows: u32, operands: Option<&Operands>) -> Result<Plan, Refused> {
         let [description, weight, input, out] = [null_mut(); 4];
         let mut plan = Plan { description, weight, input, out, algorithm: Algorithm::default() };
-        let described = self.describe(&mut plan, shape, rows, operands).and_then(|()| self.choose(&plan, shape));
+        let described = self.describe(&mut plan, shape, rows, operands).and_then(|()| self.first_choice(&plan, shape));
         match described {
             Ok(algorithm) => Ok(Plan { algorithm, ..plan }),
             Err(refused) => {
@@ -342,14 +378,23 @@ impl CublasLt {
     }
 
     /// Returns the library's first choice for a product.
-    fn choose(&self, plan: &Plan, shape: Shape) -> Result<Algorithm, Refused> {
+    fn first_choice(&self, plan: &Plan, shape: Shape) -> Result<Algorithm, Refused> {
+        match self.heuristics(plan, shape, 1)?.first() {
+            None => Err("cublasLtMatmulAlgoGetHeuristic: no algorithm".into()),
+            // The rest of the result is valid only in this case.
+            Some(found) => check("the algorithm", found.state).map(|()| found.algorithm),
+        }
+    }
+
+    /// Returns at most `most` results of the library's heuristic for a product, the one that it expects to be fastest first.
+    fn heuristics(&self, plan: &Plan, shape: Shape, most: usize) -> Result<Vec<Heuristic>, Refused> {
         let f = &self.functions;
-        let (mut preference, mut found, mut count) = (null_mut(), Heuristic::default(), 0);
+        let (mut preference, mut found, mut count) = (null_mut(), vec![Heuristic::default(); most], 0);
         // SAFETY: the handle is written to a local variable.
         let result = unsafe { (f.cublasLtMatmulPreferenceCreate)(&raw mut preference) };
         check("cublasLtMatmulPreferenceCreate", result)?;
         let chosen = self.prefer(preference, shape).and_then(|()| {
-            // SAFETY: the plan's handles are alive; one result is requested, for which there is room.
+            // SAFETY: the plan's handles are alive; there is room for the requested number of results.
             let result = unsafe {
                 (f.cublasLtMatmulAlgoGetHeuristic)(
                     self.handle,
@@ -359,8 +404,8 @@ impl CublasLt {
                     plan.out,
                     plan.out,
                     preference,
-                    1,
-                    &raw mut found,
+                    most as i32,
+                    found.as_mut_ptr(),
                     &raw mut count,
                 )
             };
@@ -369,11 +414,8 @@ impl CublasLt {
         // SAFETY: the preference is created above and destroyed once.
         unsafe { (f.cublasLtMatmulPreferenceDestroy)(preference) };
         chosen?;
-        match count {
-            ..1 => Err("cublasLtMatmulAlgoGetHeuristic: no algorithm".into()),
-            // The rest of the result is valid only in this case.
-            _ => check("the algorithm", found.state).map(|()| found.algorithm),
-        }
+        found.truncate(usize::try_from(count).unwrap_or(0));
+        Ok(found)
     }
 
     /// Sets the limits of an algorithm.

@@ -4,8 +4,7 @@ use std::any::Any;
 use std::cell::RefCell;
 
 use octavo_kernels::manifest::{self, Chip, Dtype, Instance};
-use octavo_kernels::params::{KV_BLOCK, Params, SamplingParams};
-use octavo_kernels::sources;
+use octavo_kernels::params::{Params, SamplingParams};
 use octavo_ops::cost::{ElementBytes, op_cost};
 use octavo_ops::{BackendError, Op, Program, ProgramKind, StepBatch};
 
@@ -272,12 +271,8 @@ impl PaperProgram {
     }
 }
 
-/// Returns the number of keys in a tile of an instance of prefill attention: the last number among the arguments of its template,
-/// or 32.
-fn tile_keys(instance: &Instance) -> u64 {
-    let numbers = || instance.call.split([',', '>']).filter_map(|argument| argument.trim().parse().ok());
-    if instance.source == sources::ATTENTION_PREFILL { numbers().next_back().unwrap_or(32) } else { 32 }
-}
+/// Number of keys in a tile of attention in kernels without [`KeyTiles`](octavo_kernels::manifest::KeyTiles).
+const TILE_KEYS: u64 = 32;
 
 /// A layer's attention in a step.
 struct Attended<'a> {
@@ -301,7 +296,8 @@ impl Attended<'_> {
             Attention::Planned { prefill, .. } | Attention::Tiled { prefill, .. } => {
                 let keys = self.tile_keys(prefill.tile.queries as usize);
                 launch.work.asked = self.heads.q as u64 / u64::from(prefill.tile.heads) * keys * row;
-                let tile = launch.instance.as_ref().map_or(1, tile_keys);
+                let tiles = launch.instance.as_ref().and_then(|instance| instance.key_tiles);
+                let tile = tiles.map_or(TILE_KEYS, |tiles| u64::from(tiles.keys));
                 launch.work.iterations = keys.div_ceil(tile * self.exact.tiles.max(1) as u64);
             }
             Attention::Plain { .. } => launch.work.asked = self.heads.q as u64 * self.pairs() * row,
@@ -311,13 +307,11 @@ impl Attended<'_> {
     /// Returns the average number of tiles of a split that each warp of decode attention on tensor cores multiplies; 0 for another
     /// kernel.
     fn split_tiles(&self, instance: &Instance) -> u64 {
-        if instance.source != sources::ATTENTION_DECODE {
-            return 0;
-        }
+        let Some(tiles) = instance.key_tiles else { return 0 };
         let keys: u64 =
             self.batch.seq_lens.iter().map(|&keys| u64::from(keys).min(self.window.unwrap_or(usize::MAX) as u64)).sum();
         let (splits, warps) = (self.exact.splits.max(1) as u64, u64::from(instance.threads / 32));
-        keys.div_ceil(splits).div_ceil(KV_BLOCK as u64).div_ceil(warps)
+        keys.div_ceil(splits).div_ceil(tiles.keys.into()).div_ceil(warps)
     }
 
     /// Returns the number of keys that the tiles of prefill see, of `tile` queries each, added up.

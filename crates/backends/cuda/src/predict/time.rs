@@ -119,17 +119,10 @@ fn depth(instance: &Instance) -> Option<f64> {
         sources::GEMM_SKINNY => SKINNY_STAGES,
         sources::GEMM_MMA if instance.name.ends_with("large") => GemmTile::Large.stages(),
         sources::GEMM_MMA => GemmTile::Small.stages(),
-        sources::ATTENTION_PREFILL => 3,
-        // A warp has a ring of its own, whose other stages are all in flight.
-        sources::ATTENTION_DECODE => decode_stages(instance) + 1,
-        _ => return None,
+        // All stages but the one that is multiplied are in flight.
+        _ => instance.key_tiles?.stages as usize + 1,
     };
     Some(stages.saturating_sub(2).max(1) as f64)
-}
-
-/// Number of stages of a warp's ring in decode attention: the fifth argument of its template.
-fn decode_stages(instance: &Instance) -> usize {
-    instance.call.split([',', '>']).nth(4).and_then(|stages| stages.trim().parse().ok()).unwrap_or(2)
 }
 
 /// Returns whether a kernel has code for several cases, of which one runs in a CTA: rows that are no multiple of 16 bytes, activations,

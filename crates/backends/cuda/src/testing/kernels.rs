@@ -106,7 +106,7 @@ impl DeviceKernels {
         let driver = Driver::open(folders).map_err(|e| e.to_string())?;
         let info = driver.device(0).map_err(|e| e.to_string())?;
         let chip = info.chip;
-        let gpu = Gpu::new(driver, info).map_err(|e| e.to_string())?;
+        let gpu = Gpu::new(driver, info, true).map_err(|e| e.to_string())?;
         let is_ptx = |i: &Instance| i.chips.contains(Chip::SM_70) && (as_volta || !i.chips.contains(chip));
         let mut loaded = Loaded { gpu, kernels: Vec::new(), _modules: Vec::new() };
         let packed = |instance: &Instance| {

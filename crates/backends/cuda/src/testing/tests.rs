@@ -12,7 +12,7 @@ use crate::libraries::{LibraryKind, Places, compiler};
 
 fn gpu() -> Arc<Gpu> {
     let driver = Driver::open(&[standin()]).unwrap();
-    Gpu::new(driver, driver.device(H200).unwrap()).unwrap()
+    Gpu::new(driver, driver.device(H200).unwrap(), true).unwrap()
 }
 
 fn name(result: Result<(), DriverError>) -> String {

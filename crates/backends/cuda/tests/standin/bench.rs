@@ -97,7 +97,7 @@ fn every_family_of_kernels_is_measured_on_every_chip() {
         // Kernels with tensor cores are used if there are any, and cuBLASLt beside our own.
         assert_eq!(named("paged_decode") && named("paged_prefill"), dtype != Dtype::F32);
         assert_eq!(named("paged_prefill_volta") && named("gemm_volta"), device == V100);
-        assert_eq!(named("cublasLt"), dtype != Dtype::F32);
+        assert_eq!([named("cublasLt"), named("gemv_fused")], [dtype != Dtype::F32; 2]);
         // 70 rows are 17.5 pairs of each expert.
         assert_eq!(
             [named("expert_mma_bf16_small"), named("expert_volta_f16_small")],
@@ -116,6 +116,12 @@ fn bytes_and_flops_are_those_of_the_sizes() {
     // Weight, input and output count once; a multiply-add is two FLOPs.
     assert_eq!(of("gemv_bf16_m2", "qkv 512x64, 2 rows"), (2 * (512 * 64 + 2 * 64 + 2 * 512), 2 * 2 * 512 * 64));
     assert_eq!(of("cublasLt", "head 101x64, 1 row"), (2 * (101 * 64 + 64) + 4 * 101, 2 * 101 * 64));
+    // Beside the weight, the input and the output there is the norm's weight in f32, and an activation has half of the outputs.
+    let bytes = 2 * (512 * 64 + 2 * 64 + 2 * 512) + 4 * 64;
+    assert_eq!(of("gemv_fused_bf16_m2", "norm, qkv 512x64, 2 rows"), (bytes, 2 * 2 * 512 * 64));
+    let bytes = 2 * (512 * 64 + 2 * 64 + 2 * 256);
+    assert_eq!(of("gemv_fused_bf16_m2", "gate_up, silu 512x64, 2 rows"), (bytes, 2 * 2 * 512 * 64));
+    assert_eq!(of("gemv_fused_bf16_m2", "norm, gate_up, silu 512x64, 2 rows").0, bytes + 4 * 64);
     // Two rows choose four of the eight experts.
     let bytes = 2 * (4 * 64 * 64 + 2 * 64 + 4 * 64);
     assert_eq!(of("expert_gemv_bf16", "8 experts 64x64, 2 rows of 2"), (bytes, 2 * 4 * 64 * 64));

@@ -7,7 +7,7 @@ use octavo_ops::Backend;
 use octavo_ops::sampling::{SampleBatch, SampleParams, SampleRow};
 use octavo_ops::testing::{NormPlacement, PagedBatches, TestRng, TinyModel};
 
-use crate::common::{BLOCKS, loaded, wide};
+use crate::common::{BLOCKS, generate, loaded, wide};
 use crate::config;
 
 /// Numbers of launches of a step.
@@ -67,4 +67,26 @@ fn what_follows_a_kernel_may_begin_early_on_chips_that_can() {
             assert_eq!(early, expected, "{dtype:?}: {early} of {all}");
         }
     }
+}
+
+/// CUDA version of a driver that does not record launches which begin early.
+const OLD_DRIVER: i32 = 12020;
+
+#[test]
+fn launches_in_turn_give_the_same_bits() {
+    let control = Control::new();
+    let usual = CudaConfig { dtype: Some(Dtype::Bf16), ..config() };
+    let in_turn = CudaConfig { early_launches: false, ..usual.clone() };
+    let mut expected = None;
+    for (config, driver, can) in [(&usual, 0, true), (&in_turn, 0, false), (&usual, OLD_DRIVER, false)] {
+        for graphs in [false, true] {
+            control.reset();
+            control.set_driver(driver);
+            let mut backend = loaded(CudaConfig { graphs, ..config.clone() }, &wide(), BLOCKS);
+            let bits = generate(&mut backend, || {});
+            assert_eq!(control.calls("programmatic launch") > 0, can, "graphs: {graphs}, driver {driver}");
+            assert!(*expected.get_or_insert_with(|| bits.clone()) == bits, "graphs: {graphs}, driver {driver}");
+        }
+    }
+    control.reset();
 }
