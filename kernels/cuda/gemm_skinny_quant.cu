@@ -51,9 +51,10 @@ DEVICE u32 with_exponent(u32 bytes, u32 first) {
     return permute_bytes(bytes, EXPONENT<T> * 0x01010101, first ? 0x4342 : 0x4140);
 }
 
-// Number that is left in the codes of a format with minima, which make up for it. With 1024 the sums would lose too much.
+// Number that is left in the codes of a format with minima, which make up for it. With 1024, or in codes of two bits, the sums would
+// lose too much.
 template <class F, class T>
-constexpr u32 LEFT = F::MINS > 0 && F::OFFSET == 0 && !F::IS_SIGNED && EXPONENT<T> == EXPONENT<bf16> ? 128 : 0;
+constexpr u32 LEFT = F::MINS == 1 && F::OFFSET == 0 && !F::IS_SIGNED && EXPONENT<T> == EXPONENT<bf16> ? 128 : 0;
 
 // Converts four codes to T, less OFFSET and with what is LEFT. That is exact but for numbers of a table, which are rounded.
 template <class F, class T>
@@ -90,7 +91,7 @@ struct SplitFactor {
 };
 
 // Grid: (tiles of WARPS * 32 outputs, parts of `steps` stages of GROUPS * 32 inputs).
-template <class F, class T, class O, int ROWS, int WARPS, int STAGES>
+template <class F, class T, int ROWS, int WARPS, int STAGES>
 struct SkinnyQuant {
     static constexpr u32 THREADS = WARPS * 32, OUTPUTS = THREADS, TILES_N = ROWS / 8;
     static constexpr bool HAS_MINS = F::MINS > 0 && F::OFFSET == 0;
@@ -116,7 +117,7 @@ struct SkinnyQuant {
     // What this thread copies, from places that do not change beside the stage's.
     struct Copies {
         const u8 *codes, *high, *scales, *deltas, *input;
-        u32 code_rows[CODE_PIECES], high_rows[HIGH_PIECES + 1], input_rows[INPUT_PIECES];
+        u32 code_row, high_row, input_row;
         u32 code_at, high_at, input_at;
     };
 
@@ -138,30 +139,21 @@ struct SkinnyQuant {
         Copies c = {};
         const u32 code_row = threadIdx.x / CODE_PIECES, code_piece = threadIdx.x % CODE_PIECES;
         c.codes = w.codes + group * Layout::CODE_GROUP + code_piece * 16;
+        c.code_row = opaque(output_of(code_row));
         c.code_at = opaque(code_row * Layout::CODE_STRIDE +
                            (Layout::CODE_ROW == 64 ? staged_code(code_row, code_piece) : code_piece) * 16);
-#pragma unroll
-        for (u32 i = 0; i < CODE_PIECES; ++i)
-            c.code_rows[i] =
-                opaque((weight_row(code_row + i * (THREADS / CODE_PIECES)) - n0) * groups * Layout::CODE_GROUP);
         if constexpr (HIGH_PIECES > 0) {
             const u32 row = threadIdx.x / HIGH_PIECES, piece = threadIdx.x % HIGH_PIECES;
             c.high = w.high + group * Layout::HIGH_GROUP + piece * 16;
+            c.high_row = opaque(output_of(row));
             c.high_at = opaque(Layout::HIGH + threadIdx.x * 16);
-#pragma unroll
-            for (u32 i = 0; i < HIGH_PIECES; ++i)
-                c.high_rows[i] = opaque((weight_row(row + i * (THREADS / HIGH_PIECES)) - n0) * groups * Layout::HIGH_GROUP);
         }
         if constexpr (Layout::SCALE_ROW > 0) c.scales = own<F::OF_SCALES>(w.scales, 0);
         if constexpr (Layout::DELTA_ROW > 0) c.deltas = own<F::OF_DELTAS>(w.deltas, 0);
         const u32 row = threadIdx.x / (Layout::INPUT_ROW / 16), piece = threadIdx.x % (Layout::INPUT_ROW / 16);
         c.input = (const u8*)p.input + (u64)first * Layout::INPUT_ROW + piece * 16;
         c.input_at = opaque(Layout::INPUT + row * Layout::INPUT_ROW + staged_input(row, piece) * 16);
-#pragma unroll
-        for (u32 i = 0; i < INPUT_PIECES; ++i) {
-            const u32 r = row + i * INPUT_STEP;
-            c.input_rows[i] = opaque(r < p.m ? r * p.k * 2 : 0xffffffffu);
-        }
+        c.input_row = row;
         return c;
     }
 
@@ -187,11 +179,14 @@ struct SkinnyQuant {
         const u8* codes = c.codes + step * Layout::CODE_ROW;
 #pragma unroll
         for (u32 i = 0; i < CODE_PIECES; ++i)
-            cp_async_16(stage + c.code_at + i * (THREADS / CODE_PIECES * Layout::CODE_STRIDE), codes + c.code_rows[i]);
+            cp_async_16(stage + c.code_at + i * (THREADS / CODE_PIECES * Layout::CODE_STRIDE),
+                        codes + min(c.code_row + i * (THREADS / CODE_PIECES), p.n - 1 - n0) * (groups * Layout::CODE_GROUP));
         if constexpr (HIGH_PIECES > 0) {
             const u8* high = c.high + step * Layout::HIGH_ROW;
 #pragma unroll
-            for (u32 i = 0; i < HIGH_PIECES; ++i) cp_async_16(stage + c.high_at + i * THREADS * 16, high + c.high_rows[i]);
+            for (u32 i = 0; i < HIGH_PIECES; ++i)
+                cp_async_16(stage + c.high_at + i * THREADS * 16,
+                            high + min(c.high_row + i * (THREADS / HIGH_PIECES), p.n - 1 - n0) * (groups * Layout::HIGH_GROUP));
         }
         if constexpr (Layout::SCALE_ROW > 0)
             copy_own<Layout::SCALE_ROW>(stage + Layout::SCALES + threadIdx.x * Layout::SCALE_ROW,
@@ -202,11 +197,11 @@ struct SkinnyQuant {
             copy_own<Layout::DELTA_ROW>(stage + Layout::DELTAS + threadIdx.x * Layout::DELTA_ROW, deltas);
         }
         const u8* input = c.input + step * Layout::INPUT_ROW;
-        if (INPUT_STEP > ROWS && threadIdx.x / (Layout::INPUT_ROW / 16) >= ROWS) return;
 #pragma unroll
         for (u32 i = 0; i < INPUT_PIECES; ++i) {
-            const bool valid = c.input_rows[i] != 0xffffffffu;
-            cp_async_16(stage + c.input_at + i * INPUT_STEP * Layout::INPUT_ROW, valid ? input + c.input_rows[i] : input, valid);
+            const u32 r = c.input_row + i * INPUT_STEP;
+            const bool valid = r < p.m;
+            cp_async_16(stage + c.input_at + i * INPUT_STEP * Layout::INPUT_ROW, input + (valid ? r * p.k * 2 : 0), valid);
         }
     }
 
@@ -261,9 +256,8 @@ struct SkinnyQuant {
                 const uint2 b = input_piece(stage, rows + line, minimum * (4 / F::MINS) + half * 2);
                 mma_m16n8k16(found, all, (const u32*)&b, T());
             }
-            Vec<float, 2> pair;
-            pair.x[0] = found[0], pair.x[1] = found[1];
-            if (line == 0) store(input_sums + minimum * SUM_ROW + rows + column * 2, pair);
+            // All lines are equal.
+            if (line < 2) input_sums[minimum * SUM_ROW + rows + column * 2 + line] = line ? found[1] : found[0];
         }
     }
 
@@ -302,13 +296,19 @@ struct SkinnyQuant {
     DEVICE void multiply(const u8* stage, u32 code_at, u32 input_at) {
         const u32 line = lane_id() / 4, part = lane_id() % 4, first = warp_id() * 32;
         const float* scales = (const float*)(shared + SCALES) + (first + line) * GROUPS;
-        Vec<float, GROUPS> of_scales[F::SCALES][4];
-#pragma unroll
-        for (u32 half = 0; half < F::SCALES; ++half)
-#pragma unroll
-            for (u32 i = 0; i < 4; ++i) of_scales[half][i] = load<GROUPS>(scales + (half * OUTPUTS + i * 8) * GROUPS);
+        // Scales of two groups; those of all would take too many registers.
+        Vec<float, 2> of_scales[F::SCALES][4];
 #pragma unroll
         for (u32 group = 0; group < GROUPS; ++group) {
+            if (group % 2 == 0) {
+#pragma unroll
+                for (u32 half = 0; half < F::SCALES; ++half)
+#pragma unroll
+                    for (u32 i = 0; i < 4; ++i)
+                        of_scales[half][i] = load<2>(scales + (half * OUTPUTS + i * 8) * GROUPS + group);
+            }
+            // A group's loads begin when those of the one before have been used: there are no registers for both.
+            if (ROWS == 64) code_at = opaque(code_at), input_at = opaque(input_at);
             // Fragments of two tiles of outputs, by half of the group.
             u32 a[2][2][4];
             const u8* group_codes = stage + (Layout::CODE_ROW == 64 ? code_at ^ group * 16 : code_at + group * Layout::CODE_GROUP);
@@ -344,7 +344,7 @@ struct SkinnyQuant {
                         float(&sum)[4] = sums[i * TILES_N + j];
 #pragma unroll
                         for (u32 e = 0; e < 4; ++e) {
-                            sum[e] = fmaf(of_scales[F::SCALES == 2 ? half : 0][i * 2 + e / 2].x[group], partial[e], sum[e]);
+                            sum[e] = fmaf(of_scales[F::SCALES == 2 ? half : 0][i * 2 + e / 2].x[group % 2], partial[e], sum[e]);
                             partial[e] = 0.0f;
                         }
                     }
@@ -391,6 +391,7 @@ struct SkinnyQuant {
         }
     }
 
+    template <class O>
     DEVICE void write() {
         constexpr u32 PAIRS = 2 * TILES_N * 2;
         float pairs[PAIRS][2];
@@ -403,12 +404,16 @@ struct SkinnyQuant {
     }
 };
 
-template <class F, class T, class O, int ROWS, int WARPS, int STAGES>
+template <class F, class T, int ROWS, int WARPS, int STAGES>
 DEVICE void gemm_skinny_quant(const SkinnyQuantParams& params) {
     DYNAMIC_SHARED(shared);
     SHARED_ARRAY(u32, flag, 1);
-    SkinnyQuant<F, T, O, ROWS, WARPS, STAGES> product(params, shared);
+    SkinnyQuant<F, T, ROWS, WARPS, STAGES> product(params, shared);
     product.run();
     if (gridDim.y > 1 && !add_parts<WARPS * 32>(params, product.sums, flag)) return;
-    product.write();
+    if (params.out_f32) {
+        product.template write<float>();
+    } else {
+        product.template write<T>();
+    }
 }

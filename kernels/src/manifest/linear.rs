@@ -269,13 +269,15 @@ impl QuantTile {
     }
 }
 
+/// Numbers of rows with [`gemm_skinny_quant`] instances.
+pub const SKINNY_QUANT_TILES: [u32; 3] = [8, 32, SKINNY_ROWS];
+
 /// Returns the instance for the product of 16-bit activations with a quantised weight of a multiple of 256 inputs, with at most `rows`
-/// rows (a result of [`skinny_rows`]). A row's bits are the same in all instances.
-pub fn gemm_skinny_quant(format: QuantFormat, dtype: Dtype, out: Dtype, rows: u32) -> Instance {
+/// rows (one of [`SKINNY_QUANT_TILES`]) and outputs of this type or in f32. A row's bits are the same in all instances.
+pub fn gemm_skinny_quant(format: QuantFormat, dtype: Dtype, rows: u32) -> Instance {
     let QuantTile { warps, stages, shared } = QuantTile::new(format, rows);
-    let types_in_c = format!("{}, {}, {}", format.c_name(), dtype.c_name(), out.c_name());
-    let call = format!("gemm_skinny_quant<{types_in_c}, {rows}, {warps}, {stages}>");
-    let name = format!("gemm_skinny_quant_{}_{}_m{rows}", format.name(), types(dtype, out));
+    let call = format!("gemm_skinny_quant<{}, {}, {rows}, {warps}, {stages}>", format.c_name(), dtype.c_name());
+    let name = format!("gemm_skinny_quant_{}_{}_m{rows}", format.name(), dtype.name());
     Instance::new::<SkinnyQuantParams>(sources::GEMM_SKINNY_QUANT, name, call, warps as u32 * 32)
         .with_shared(shared)
         .on(Chips::FromSm80)
@@ -442,11 +444,11 @@ pub(super) fn all(chip: Chip) -> Vec<Instance> {
                 instances.extend(has_mmvq_glu(dtype, Activation::Silu).then(|| mmvq_glu(format, dtype)));
             }
             if chip.has_sm80() && dtype != Dtype::F32 {
-                for out in [dtype, Dtype::F32] {
-                    // The inputs of a format of super-blocks are whole ones.
-                    instances.extend((format.block_elements() == 32).then(|| gemm_quant(format, dtype, out)));
-                    instances.extend(SKINNY_TILES.map(|rows| gemm_skinny_quant(format, dtype, out, rows)));
+                // The inputs of a format of super-blocks are whole ones.
+                if format.block_elements() == 32 {
+                    instances.extend([dtype, Dtype::F32].map(|out| gemm_quant(format, dtype, out)));
                 }
+                instances.extend(SKINNY_QUANT_TILES.map(|rows| gemm_skinny_quant(format, dtype, rows)));
             }
             instances.push(dequantize(format, dtype));
         }

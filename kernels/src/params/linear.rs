@@ -148,8 +148,8 @@ params! {
         product: QuantLinearParams,
         /// Number of stages of 128 inputs in a part.
         steps: u32,
-        /// Unused.
-        reserved: u32,
+        /// 1 means outputs in f32, 0 in T.
+        out_f32: u32,
     }
 
     /// Multiplies one input with two weights of different formats, by `mmvq_pair`.

@@ -165,8 +165,8 @@ impl ProductPart {
             vectors: (VECTOR_ROWS.into_iter().filter(exact))
                 .map(|rows| (rows, instances.id(few_rows(format, dtype, *out, rows))))
                 .collect(),
-            skinny: (manifest::SKINNY_TILES.into_iter().filter(|rows| *rows > vectors && *rows <= skinny))
-                .map(|rows| (rows, instances.id(manifest::gemm_skinny_quant(format, dtype, *out, rows))))
+            skinny: (manifest::SKINNY_QUANT_TILES.into_iter().filter(|rows| *rows > vectors && *rows <= skinny))
+                .map(|rows| (rows, instances.id(manifest::gemm_skinny_quant(format, dtype, rows))))
                 .collect(),
             tiles: (tiled && skinny == 0).then(|| instances.id(manifest::gemm_quant(format, dtype, *out))),
             fp8: (format == QuantFormat::F8E4M3 && setting.rounds_to_fp8() && chip.has_fp8_mma()).then(|| {
@@ -488,7 +488,8 @@ impl<L: Launcher> Machine<L> {
                 let product = part.quantised(quant, part.exact(), rows);
                 let stage = WeightStage::quantised(quant.format);
                 let InputParts { steps, .. } = InputParts::new(stage, product.n, product.k, self.launcher.processors());
-                let params = SkinnyQuantParams { partial, tickets, product, steps, reserved: 0 };
+                let out_f32 = u32::from(part.out == Dtype::F32);
+                let params = SkinnyQuantParams { partial, tickets, product, steps, out_f32 };
                 self.launch(kernel, params.grid(self.launcher.threads(kernel)), &params)?;
             } else if let Some(kernel) = quant.tiles.filter(|_| rows <= MOST_TILED_ROWS) {
                 let params = part.quantised(quant, part.exact(), rows);

@@ -130,7 +130,8 @@ impl Cases<'_> {
             && let Some(most) = manifest::skinny_rows(rows)
         {
             let (mut work, dense) = self.dense_work(weight, rows);
-            let InputParts { steps, count } = InputParts::new(WeightStage::DENSE, n as u32, k as u32, self.device.processors);
+            let InputParts { steps, count } =
+                InputParts::new(WeightStage::DENSE, n as u32, k as u32, self.device.processors);
             let tiles = n.div_ceil(SKINNY_OUTPUTS as usize);
             let sums = tiles * count as usize * (SKINNY_OUTPUTS * most) as usize;
             let partial = work.plan.take((sums * size_of::<f32>()) as u64);
@@ -207,7 +208,13 @@ impl Cases<'_> {
     fn exact(&mut self, weight: Weight, format: QuantFormat, layout: QuantLayout, rows: usize) {
         let dtype = self.dtype;
         if let Some(most) = manifest::mmvq_rows(rows).filter(|_| format.is_float()) {
-            self.exact_by(manifest::gemv_quant(format, dtype, dtype, most), weight, layout, rows, QuantLinearParams::grid);
+            self.exact_by(
+                manifest::gemv_quant(format, dtype, dtype, most),
+                weight,
+                layout,
+                rows,
+                QuantLinearParams::grid,
+            );
         }
         if rows as u32 <= manifest::skinny_quant_most(self.chip(), dtype, weight.k as u32) {
             self.skinny_quant(weight, format, layout, rows);
@@ -245,12 +252,11 @@ impl Cases<'_> {
     }
 
     fn skinny_quant(&mut self, weight: Weight, format: QuantFormat, layout: QuantLayout, rows: usize) {
-        let Some(most) = manifest::skinny_rows(rows) else { return };
-        let instance = manifest::gemm_skinny_quant(format, self.dtype, self.dtype, most);
+        let Some(most) = manifest::SKINNY_QUANT_TILES.into_iter().find(|most| rows as u32 <= *most) else { return };
+        let instance = manifest::gemm_skinny_quant(format, self.dtype, most);
         let (n, k, outputs) = (weight.n as u32, weight.k as u32, instance.threads);
         let (mut work, regions) = self.exact_work(weight, layout, rows);
-        let InputParts { steps, count } =
-            InputParts::new(WeightStage::quantised(format), n, k, self.device.processors);
+        let InputParts { steps, count } = InputParts::new(WeightStage::quantised(format), n, k, self.device.processors);
         let tiles = n.div_ceil(outputs);
         let sums = u64::from(tiles * outputs) * u64::from(count * most);
         let partial = work.plan.take(sums * size_of::<f32>() as u64);
@@ -258,7 +264,7 @@ impl Cases<'_> {
         self.kernel(instance, work, move |at, threads| {
             let product = weight.product(layout, regions.map(|region| at.data(region)), rows);
             let (partial, tickets) = (at.data(partial), at.table(tickets));
-            let params = SkinnyQuantParams { partial, tickets, product, steps, reserved: 0 };
+            let params = SkinnyQuantParams { partial, tickets, product, steps, out_f32: 0 };
             (params, params.grid(threads))
         });
     }

@@ -142,7 +142,11 @@ pub(super) fn of_product(
         return Some(quantised(instance, grid, params, (format_of(&instance.name)?, sizes)));
     }
     if let Some(params) = params.downcast_ref::<SkinnyQuantParams>() {
-        let (work, name) = quantised(instance, grid, &params.product, (format_of(&instance.name)?, sizes));
+        let QuantLinearParams { m, n, .. } = params.product;
+        let (mut work, name) = quantised(instance, grid, &params.product, (format_of(&instance.name)?, sizes));
+        if params.out_f32 == 1 {
+            work.activations += u64::from(m) * u64::from(n) * (4 - sizes.dtype.bytes() as u64);
+        }
         return Some((Work { iterations: params.steps.into(), ..work }, name));
     }
     if let Some(QuantPairParams { first, second }) = params.downcast_ref() {
