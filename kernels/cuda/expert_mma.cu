@@ -46,13 +46,13 @@ DEVICE void expert_mma_quant(const ExpertLinearParams& p) {
     constexpr u32 PARTS = 4, EACH = BN * PARTS / Tile::THREADS;
     static_assert(STAGE_INPUTS == 32 && BN * PARTS % Tile::THREADS == 0, "threads decode equally many parts of groups");
     const u32 groups = p.k / 32, part = threadIdx.x % PARTS, line = threadIdx.x / PARTS;
-    decltype(F::template read<2>(p.quant, GroupAt(0, 0, 0))) held[EACH];
+    decltype(read_group<F, 2>(p.quant, GroupAt(0, 0, 0))) held[EACH];
     auto read = [&](u32 step, const ExpertTile& own) {
 #pragma unroll
         for (u32 i = 0; i < EACH; ++i) {
             // Rows beyond the last are read as the last one and not written.
             const u32 row = min(blockIdx.y * BN + line + i * (Tile::THREADS / PARTS), p.n - 1);
-            held[i] = F::template read<2>(p.quant, GroupAt((u64)own.expert * p.n + row, groups, step), part);
+            held[i] = read_group<F, 2>(p.quant, GroupAt((u64)own.expert * p.n + row, groups, step), part);
         }
     };
     multiply_pairs<Tile, T, BM, BN>(p, [&](T* stage, u32 step, const ExpertTile& own) {

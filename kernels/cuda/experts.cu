@@ -305,11 +305,11 @@ DEVICE void expert_gemv_quant(const ExpertLinearParams& p) {
     const u32 groups = p.k / 32;
     float sums[EXPERT_ROWS][EXPERT_OUTPUTS] = {};
     for (u32 at = lane_id(); at < groups; at += 32) {
-        decltype(F::template read<8>(p.quant, GroupAt(0, 0, 0))) weight[EXPERT_OUTPUTS];
+        decltype(read_group<F, 8>(p.quant, GroupAt(0, 0, 0))) weight[EXPERT_OUTPUTS];
 #pragma unroll
         for (u32 j = 0; j < EXPERT_OUTPUTS; ++j) {
             const u64 row = (u64)tile.expert * p.n + min(n0 + j, p.n - 1);
-            weight[j] = F::template read<8>(p.quant, GroupAt(row, groups, at));
+            weight[j] = read_group<F, 8>(p.quant, GroupAt(row, groups, at));
         }
         add_group<T>(p, tile, at, weight, sums);
     }

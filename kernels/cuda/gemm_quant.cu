@@ -35,7 +35,7 @@ DEVICE void multiply_groups(const QuantWeight& weight, u64 weight_row, u32 n0, u
 #pragma unroll
             for (u32 j = 0; j < TILES_N; ++j) {
                 const u32 row = min(n0 + j * 8 + line, n - 1);
-                const auto group = F::template read<2>(weight, GroupAt(weight_row + row, groups, at), part);
+                const auto group = read_group<F, 2>(weight, GroupAt(weight_row + row, groups, at), part);
 #pragma unroll
                 for (u32 half = 0; half < 2; ++half) {
                     float values[4];

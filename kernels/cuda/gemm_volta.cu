@@ -54,14 +54,14 @@ struct Groups {
     // Row of the weight that is the first of the tile, the number of rows from there on, and groups of a row.
     u64 first;
     u32 rows, groups;
-    decltype(F::template read<2>(QuantWeight(), GroupAt(0, 0, 0))) held[COUNT];
+    decltype(read_group<F, 2>(QuantWeight(), GroupAt(0, 0, 0))) held[COUNT];
 
     DEVICE void read(u32 step) {
 #pragma unroll
         for (u32 i = 0; i < COUNT; ++i) {
             // Rows beyond the last are read as the last one and not written.
             const u32 row = min(threadIdx.x / PARTS + i * STEP, rows - 1);
-            held[i] = F::template read<2>(weight, GroupAt(first + row, groups, step), threadIdx.x % PARTS);
+            held[i] = read_group<F, 2>(weight, GroupAt(first + row, groups, step), threadIdx.x % PARTS);
         }
     }
 

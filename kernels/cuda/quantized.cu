@@ -64,7 +64,7 @@ DEVICE void sum_rounded(const QuantLinearParams& p, Output output, float (&sums)
     for (u32 at = lane_id(); at < groups; at += 32) {
         QuantGroup<8> weight[OUTPUTS];
 #pragma unroll
-        for (u32 j = 0; j < OUTPUTS; ++j) weight[j] = F::template read<8>(p.weight, GroupAt(output(j), groups, at));
+        for (u32 j = 0; j < OUTPUTS; ++j) weight[j] = read_group<F, 8>(p.weight, GroupAt(output(j), groups, at));
 #pragma unroll
         for (u32 i = 0; i < ROWS; ++i) {
             // Rows beyond the last are computed as the last one and not written.
@@ -152,8 +152,8 @@ DEVICE void gemv_quant(const QuantLinearParams& p) {
     float sums[ROWS][OUTPUTS] = {};
     for (u32 at = lane_id(); at < groups; at += 32) {
         const NumberGroup<F, 8> weight[OUTPUTS] = {
-            F::template read<8>(p.weight, GroupAt(n0, groups, at)),
-            F::template read<8>(p.weight, GroupAt(min(n0 + 1, p.n - 1), groups, at))};
+            read_group<F, 8>(p.weight, GroupAt(n0, groups, at)),
+            read_group<F, 8>(p.weight, GroupAt(min(n0 + 1, p.n - 1), groups, at))};
 #pragma unroll
         for (u32 word = 0; word < 8; ++word) {
             float values[OUTPUTS][4];
@@ -181,7 +181,7 @@ DEVICE void dequantize(const DequantizeParams& p) {
     const u32 groups = p.k / 32, at = blockIdx.y * blockDim.x + threadIdx.x, row = blockIdx.x;
     if (at >= groups) return;
     const u64 from = p.row_ids ? token_row(p.row_ids, p.drawn, row, p.n) : row;
-    const auto group = F::template read<8>(p.weight, GroupAt(from, groups, at));
+    const auto group = read_group<F, 8>(p.weight, GroupAt(from, groups, at));
     T* out = (T*)p.out + ((u64)row * groups + at) * 32;
 #pragma unroll
     for (u32 e = 0; e < 32; e += WIDE<T>) {

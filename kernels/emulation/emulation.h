@@ -320,6 +320,20 @@ inline int dot4(int a, int b, int sum) {
     return sum;
 }
 
+template <class T>
+inline u32 subtract_pairs_of(u32 a, u32 b) {
+    float results[2];
+    for (int i = 0; i < 2; ++i) {
+        T x, y;
+        x.bits = (u16)(a >> 16 * i), y.bits = (u16)(b >> 16 * i);
+        results[i] = to_float(x) - to_float(y);
+    }
+    return pack_pair(results[0], results[1], T());
+}
+float to_float(bf16 value);
+inline u32 subtract_pairs(u32 a, u32 b, f16) { return subtract_pairs_of<f16>(a, b); }
+inline u32 subtract_pairs(u32 a, u32 b, bf16) { return subtract_pairs_of<bf16>(a, b); }
+
 inline u32 permute_bytes(u32 a, u32 b, u32 selector) {
     const u64 bytes = (u64)b << 32 | a;
     u32 result = 0;
@@ -333,6 +347,12 @@ void cp_async_16(void* shared, const void* global, bool valid = true);
 void cp_async_commit();
 namespace emu {
 void wait_for_copies(size_t pending);
+void begin_copy(void* shared, const void* global, u32 bytes, bool valid, const void* site);
+}
+// The site is that of the caller, because the wrapper is a part of it.
+template <u32 BYTES>
+[[gnu::noinline]] void cp_async_few(void* shared, const void* global) {
+    emu::begin_copy(shared, global, BYTES, true, __builtin_return_address(0));
 }
 template <int PENDING>
 inline void cp_async_wait() {
@@ -343,6 +363,7 @@ void ldmatrix_x4(u32* result, const void* row);
 void ldmatrix_x4_trans(u32* result, const void* row);
 void mma_m16n8k16(float* d, const u32* a, const u32* b, f16);
 void mma_m16n8k16(float* d, const u32* a, const u32* b, bf16);
+void mma_m16n8k4_tf32(float* d, const u32* a, const u32* b);
 void mma_m16n8k32_e4m3(float* d, const u32* a, const u32* b);
 u16 to_e4m3_pair(float low, float high);
 void mma_m8n8k4_row_col(float* d, const u32* a, const u32* b);

@@ -28,9 +28,9 @@ void ballot(const Offer* offers, u32 mask) {
 
 void CopyQueue::Copy::perform() const {
     if (valid) {
-        memcpy(shared, global, 16);
+        memcpy(shared, global, bytes);
     } else {
-        memset(shared, 0, 16);
+        memset(shared, 0, bytes);
     }
 }
 
@@ -41,7 +41,7 @@ void wait_for_copies(size_t pending) {
     for (size_t i = 0; i < copies; ++i) {
         const CopyQueue::Copy& copy = queue.copies[i];
         if (!copy.done) copy.perform();
-        if constexpr (FINDS_RACES) races::copy_ends(copy.shared, copy.valid ? copy.global : nullptr, copy.site);
+        if constexpr (FINDS_RACES) races::copy_ends(copy.shared, copy.valid ? copy.global : nullptr, copy.bytes, copy.site);
     }
     queue.copies.erase(queue.copies.begin(), queue.copies.begin() + (ptrdiff_t)copies);
     queue.group_ends.erase(queue.group_ends.begin(), queue.group_ends.begin() + (ptrdiff_t)groups);
@@ -50,7 +50,7 @@ void wait_for_copies(size_t pending) {
 
 namespace {
 
-bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; }
+bool is_aligned(const void* address, u32 bytes = 16) { return reinterpret_cast<uintptr_t>(address) % bytes == 0; }
 
 u16 element(const Offer* offers, int matrix, int row, int column) {
     return static_cast<const u16*>(offers[8 * matrix + row].operand)[column];
@@ -97,6 +97,26 @@ void multiply_16x8x16(const Offer* offers, u32) {
             int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
             float sum = 0.0f;
             for (int k = 0; k < 16; ++k) sum += a[row][k] * b[k][column];
+            d[i] += sum;
+        }
+    }
+}
+
+void multiply_16x8x4_tf32(const Offer* offers, u32) {
+    float a[16][4], b[4][8];
+    // The lower 13 bits of a number do not count.
+    auto number = [](u32 bits) { return __uint_as_float(bits & 0xffffe000); };
+    for (int lane = 0; lane < 32; ++lane) {
+        const Factors& factors = *static_cast<const Factors*>(offers[lane].operand);
+        for (int i = 0; i < 2; ++i) a[lane / 4 + 8 * i][lane % 4] = number(factors.a[i]);
+        b[lane % 4][lane / 4] = number(factors.b[0]);
+    }
+    for (int lane = 0; lane < 32; ++lane) {
+        float* d = static_cast<float*>(offers[lane].result);
+        for (int i = 0; i < 4; ++i) {
+            int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
+            float sum = 0.0f;
+            for (int k = 0; k < 4; ++k) sum += a[row][k] * b[k][column];
             d[i] += sum;
         }
     }
@@ -156,17 +176,21 @@ void multiply(float* d, const u32* a, const u32* b, Operation operation, const c
 
 using namespace emu;
 
-void cp_async_16(void* shared, const void* global, bool valid) {
-    if (!is_aligned(shared) || !is_aligned(global)) fail("cp.async of an address that is no multiple of 16");
-    if (counts_banks) count_access(shared, 16);
-    const CopyQueue::Copy copy{shared, global, valid, copies_at_once(), __builtin_return_address(0)};
-    if constexpr (FINDS_RACES) races::copy_begins(shared, valid ? global : nullptr, copy.site);
+void emu::begin_copy(void* shared, const void* global, u32 bytes, bool valid, const void* site) {
+    if (!is_aligned(shared, bytes) || !is_aligned(global, bytes)) fail("cp.async of an address that is no multiple of its size");
+    if (counts_banks) count_access(shared, bytes);
+    const CopyQueue::Copy copy{shared, global, bytes, valid, copies_at_once(), site};
+    if constexpr (FINDS_RACES) races::copy_begins(shared, valid ? global : nullptr, bytes, copy.site);
     if (copy.done) {
         copy.perform();
     } else {
-        memset(shared, 0xff, 16);
+        memset(shared, 0xff, bytes);
     }
     copy_queue().copies.push_back(copy);
+}
+
+void cp_async_16(void* shared, const void* global, bool valid) {
+    begin_copy(shared, global, 16, valid, __builtin_return_address(0));
 }
 
 void cp_async_commit() {
@@ -190,6 +214,7 @@ void ldmatrix_x4_trans(u32* result, const void* row) {
 
 void mma_m16n8k16(float* d, const u32* a, const u32* b, f16) { multiply(d, a, b, multiply_16x8x16<f16>, "mma.m16n8k16"); }
 void mma_m16n8k16(float* d, const u32* a, const u32* b, bf16) { multiply(d, a, b, multiply_16x8x16<bf16>, "mma.m16n8k16"); }
+void mma_m16n8k4_tf32(float* d, const u32* a, const u32* b) { multiply(d, a, b, multiply_16x8x4_tf32, "mma.m16n8k4"); }
 void mma_m16n8k32_e4m3(float* d, const u32* a, const u32* b) { multiply(d, a, b, multiply_16x8x32_e4m3, "mma.m16n8k32"); }
 u16 to_e4m3_pair(float low, float high) { return (u16)(from_float<e4m3>(low).bits | from_float<e4m3>(high).bits << 8); }
 void mma_m8n8k4_row_col(float* d, const u32* a, const u32* b) { multiply(d, a, b, multiply_8x8x4<false>, "mma.m8n8k4"); }

@@ -11,6 +11,7 @@ struct CopyQueue {
     struct Copy {
         void* shared;
         const void* global;
+        u32 bytes;
         bool valid;
         bool done;
         const void* site;  // address of the instruction, for reports

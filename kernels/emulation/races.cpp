@@ -384,19 +384,19 @@ void access(const void* pointer, size_t bytes, Access kind, const void* site, bo
 }
 
 // The copy is a write from here to the wait, so not even this thread may access its bytes before.
-void copy_begins(const void* shared, const void* global, const void* site) {
-    if (global) access(global, 16, Access::READ, site);
-    perform({*running, Access::WRITE, site_of(site), true}, (uintptr_t)shared, 16);
+void copy_begins(const void* shared, const void* global, size_t bytes, const void* site) {
+    if (global) access(global, bytes, Access::READ, site);
+    perform({*running, Access::WRITE, site_of(site), true}, (uintptr_t)shared, bytes);
 }
 
-void copy_ends(const void* shared, const void* global, const void* site) {
+void copy_ends(const void* shared, const void* global, size_t bytes, const void* site) {
     const Thread& thread = *running;
-    visit((uintptr_t)shared, 16, false, [&](Cell& cell, uintptr_t) {
+    visit((uintptr_t)shared, bytes, false, [&](Cell& cell, uintptr_t) {
         if (!cell.pending || cell.plain.thread != thread.number) return;
         cell.pending = false;
         cell.plain.time = thread.time;
     });
-    if (global) access(global, 16, Access::READ, site);
+    if (global) access(global, bytes, Access::READ, site);
 }
 
 }  // namespace emu::races

@@ -71,8 +71,8 @@ void join_cta(const std::vector<Thread*>& threads);
 void join_lanes(const std::vector<Thread*>& lanes);
 // A thread that has not waited for the launch before accesses only weights in global memory.
 void access(const void* address, size_t bytes, Access kind, const void* site, bool of_weight = false);
-void copy_begins(const void* shared, const void* global, const void* site);
-void copy_ends(const void* shared, const void* global, const void* site);
+void copy_begins(const void* shared, const void* global, size_t bytes, const void* site);
+void copy_ends(const void* shared, const void* global, size_t bytes, const void* site);
 
 // The arrays in the shared memory of the running thread's CTA; the scheduler's.
 std::vector<Shared> shared_memory();

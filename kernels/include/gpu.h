@@ -238,6 +238,15 @@ DEVICE void cp_async_16(void* shared, const void* global, bool valid = true) {
 #endif
 }
 
+// Does the same with 4 or 8 bytes, in the first-level cache too.
+template <u32 BYTES>
+DEVICE void cp_async_few(void* shared, const void* global) {
+    static_assert(BYTES == 4 || BYTES == 8, "16 bytes have their own");
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(shared)), "l"(global), "n"(BYTES) : "memory");
+#endif
+}
+
 // Ends a group of copies.
 DEVICE void cp_async_commit() {
 #if __CUDA_ARCH__ >= 800
@@ -292,6 +301,27 @@ DEVICE void mma_m16n8k16(float* d, const u32* a, const u32* b, f16) {
 DEVICE void mma_m16n8k16(float* d, const u32* a, const u32* b, f16) { MMA_M16N8K16("f16"); }
 DEVICE void mma_m16n8k16(float* d, const u32* a, const u32* b, bf16) { MMA_M16N8K16("bf16"); }
 #undef MMA_M16N8K16
+
+// Computes d += a·b for a 16x4, b 4x8 in f32, of which the lower 13 bits do not count, d 16x8. With g = lane / 4 and c = lane % 4, a
+// lane has a[0], a[1]: (g, c), (g + 8, c); b[0]: (c, g); d like mma_m16n8k16.
+DEVICE void mma_m16n8k4_tf32(float* d, const u32* a, const u32* b) {
+    asm volatile("mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(b[0]));
+}
+
+// Returns the differences of two pairs of numbers, rounded.
+DEVICE u32 subtract_pairs(u32 a, u32 b, f16) {
+    u32 result;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+    return result;
+}
+DEVICE u32 subtract_pairs(u32 a, u32 b, bf16) {
+    u32 result;
+    // A product with -1 that is added: sm_80 has no instruction for the difference.
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(b), "r"(0xbf80bf80u), "r"(a));
+    return result;
+}
 #endif
 #endif  // HAS_SM75
 

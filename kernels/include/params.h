@@ -334,6 +334,15 @@ struct QuantLinearParams {
     float softcap;
 };
 
+// Like QuantLinearParams with an input of T, for few rows, with the inputs divided into parts.
+struct SkinnyQuantParams {
+    float* partial;             // sums of the parts of every tile of outputs: [tiles, parts, sums of a CTA]; not read with one part
+    u32* tickets;               // [tiles], 0 before the first launch, and left 0; not read with one part
+    QuantLinearParams product;  // O is T or float; k is a multiple of 256
+    u32 steps;                  // stages of 128 inputs of a part
+    u32 out_f32;                // 1: O is float
+};
+
 // Two products of the same input with weights of different formats, by mmvq_pair.
 struct QuantPairParams {
     QuantLinearParams first;

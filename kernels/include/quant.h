@@ -177,84 +177,140 @@ DEVICE float half_at(const u8* plane, u64 index) {
     return to_float(value);
 }
 
+// Reads the scales and minima of four groups of a block of Q4_K or Q5_K, the first or the last, as read_super_scales does.
+DEVICE void read_half_super_scales(const u8* block, bool last, float (&scales)[4], float (&mins)[4]) {
+    const uint4 header = *(const uint4*)block;
+    u32 factors = header.y & 0x3f3f3f3f, least = header.z & 0x3f3f3f3f;
+    if (last) {
+        factors = (header.w & 0x0f0f0f0f) | (header.y & 0xc0c0c0c0) >> 2;
+        least = (header.w >> 4 & 0x0f0f0f0f) | (header.z & 0xc0c0c0c0) >> 2;
+    }
+    Vec<f16, 2> pair;
+    pair.registers = header.x;
+    const float scale = to_float(pair.x[0]), min = -to_float(pair.x[1]);
+    // 2^23, to whose bits a byte is added. The product is exact.
+    constexpr float BASE = 8388608.0f;
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+        scales[i] = fmaf(__uint_as_float(permute_bytes(factors, 0x4b000000, 0x7440 | i)), scale, -BASE * scale);
+        mins[i] = fmaf(__uint_as_float(permute_bytes(least, 0x4b000000, 0x7440 | i)), min, -BASE * min);
+    }
+}
+
 // Place of a group in a weight: the row, for what a whole row shares, and the group's index among those of all rows.
 struct GroupAt {
     u64 row, index;
     DEVICE GroupAt(u64 row, u32 groups, u32 nth) : row(row), index(row * groups + nth) {}
 };
 
-// The formats. `read` returns the group at this place. SCALES and MINS are the numbers of scales and minima of a group.
-
-struct Q4_0 {
-    static constexpr u32 SCALES = 1, MINS = 1;
+// Sizes of a format: groups of a block, and bytes of a block in the planes of codes, upper bits, scales and deltas, as
+// QuantFormat::plane_bytes states them.
+template <u32 GROUPS, u32 CODE_BYTES, u32 HIGH_BYTES, u32 SCALE_BYTES, u32 DELTA_BYTES>
+struct Planes {
+    static constexpr u32 BLOCK = GROUPS, CODES = CODE_BYTES, HIGH = HIGH_BYTES, OF_SCALES = SCALE_BYTES, OF_DELTAS = DELTA_BYTES;
+    // Whether codes are floating-point numbers, and whether the codes of read_codes are signed.
+    static constexpr bool IS_FLOAT = false, IS_SIGNED = false;
+    // Number that is subtracted from the codes of read_codes.
+    static constexpr u32 OFFSET = 0;
+    // Whether scales and minima are those of read_super_scales.
+    static constexpr bool HAS_SUPER_SCALES = false;
     template <int WORDS>
-    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
-        QuantGroup<WORDS> group;
-        group.read_nibbles(weight.codes, at.index, part);
+    using Group = QuantGroup<WORDS>;
+};
+
+// Reads the group of a format at this place. Without minima, OFFSET is subtracted from the codes here, and with them a minimum
+// compensates for it.
+template <class F, int WORDS>
+DEVICE typename F::template Group<WORDS> read_group(const QuantWeight& weight, GroupAt at, u32 part = 0) {
+    typename F::template Group<WORDS> group;
+    F::read_codes(group, weight, at.index, part);
+    if constexpr (F::OFFSET > 0 && F::MINS == 0) group.template subtract_from_codes<F::OFFSET>();
+    F::read_scales(group, weight, at);
+    return group;
+}
+
+// The formats. `read_codes` reads the codes of a group, and `read_scales` the rest. SCALES and MINS are the numbers of scales and
+// minima of a group.
+struct Q4_0 : Planes<1, 16, 0, 0, 2> {
+    static constexpr u32 SCALES = 1, MINS = 1;
+    static constexpr u32 OFFSET = 8;
+    template <int WORDS>
+    static DEVICE void read_codes(QuantGroup<WORDS>& group, const QuantWeight& weight, u64 index, u32 part) {
+        group.read_nibbles(weight.codes, index, part);
+    }
+    template <int WORDS>
+    static DEVICE void read_scales(QuantGroup<WORDS>& group, const QuantWeight& weight, GroupAt at) {
         const float scale = half_at(weight.deltas, at.index);
         // Codes are unsigned, and a minimum compensates for their offset.
         group.set_scale(scale);
         group.set_min(-8.0f * scale);
-        return group;
     }
 };
 
-struct Q4_1 {
+struct Q4_1 : Planes<1, 16, 0, 0, 4> {
     static constexpr u32 SCALES = 1, MINS = 1;
     template <int WORDS>
-    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
-        QuantGroup<WORDS> group;
-        group.read_nibbles(weight.codes, at.index, part);
+    static DEVICE void read_codes(QuantGroup<WORDS>& group, const QuantWeight& weight, u64 index, u32 part) {
+        group.read_nibbles(weight.codes, index, part);
+    }
+    template <int WORDS>
+    static DEVICE void read_scales(QuantGroup<WORDS>& group, const QuantWeight& weight, GroupAt at) {
         group.read_scale_and_min(weight.deltas, at.index);
-        return group;
     }
 };
 
-struct Q5_0 {
+struct Q5_0 : Planes<1, 16, 4, 0, 2> {
     static constexpr u32 SCALES = 1, MINS = 1;
+    static constexpr u32 OFFSET = 16;
     template <int WORDS>
-    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
-        QuantGroup<WORDS> group;
-        group.read_nibbles(weight.codes, at.index, part);
-        group.template add_bits<4>(weight.high, at.index, part);
+    static DEVICE void read_codes(QuantGroup<WORDS>& group, const QuantWeight& weight, u64 index, u32 part) {
+        group.read_nibbles(weight.codes, index, part);
+        group.template add_bits<4>(weight.high, index, part);
+    }
+    template <int WORDS>
+    static DEVICE void read_scales(QuantGroup<WORDS>& group, const QuantWeight& weight, GroupAt at) {
         const float scale = half_at(weight.deltas, at.index);
         group.set_scale(scale);
         group.set_min(-16.0f * scale);
-        return group;
     }
 };
 
-struct Q5_1 {
+struct Q5_1 : Planes<1, 16, 4, 0, 4> {
     static constexpr u32 SCALES = 1, MINS = 1;
     template <int WORDS>
-    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
-        QuantGroup<WORDS> group;
-        group.read_nibbles(weight.codes, at.index, part);
-        group.template add_bits<4>(weight.high, at.index, part);
+    static DEVICE void read_codes(QuantGroup<WORDS>& group, const QuantWeight& weight, u64 index, u32 part) {
+        group.read_nibbles(weight.codes, index, part);
+        group.template add_bits<4>(weight.high, index, part);
+    }
+    template <int WORDS>
+    static DEVICE void read_scales(QuantGroup<WORDS>& group, const QuantWeight& weight, GroupAt at) {
         group.read_scale_and_min(weight.deltas, at.index);
-        return group;
     }
 };
 
-struct Q8_0 {
+struct Q8_0 : Planes<1, 32, 0, 0, 2> {
     static constexpr u32 SCALES = 1, MINS = 0;
+    static constexpr bool IS_SIGNED = true;
     template <int WORDS>
-    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
-        QuantGroup<WORDS> group;
-        group.read_bytes(weight.codes, at.index, part);
+    static DEVICE void read_codes(QuantGroup<WORDS>& group, const QuantWeight& weight, u64 index, u32 part) {
+        group.read_bytes(weight.codes, index, part);
+    }
+    template <int WORDS>
+    static DEVICE void read_scales(QuantGroup<WORDS>& group, const QuantWeight& weight, GroupAt at) {
         group.set_scale(half_at(weight.deltas, at.index));
         group.set_min(0.0f);
-        return group;
     }
 };
 
-struct Q2_K {
+struct Q2_K : Planes<8, 64, 0, 16, 4> {
     static constexpr u32 SCALES = 2, MINS = 2;
     template <int WORDS>
-    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
-        QuantGroup<WORDS> group;
+    static DEVICE void read_codes(QuantGroup<WORDS>& group, const QuantWeight& weight, u64 index, u32 part) {
         group.clear();
-        group.template add_pairs<0>(weight.codes, at.index, part);
+        group.template add_pairs<0>(weight.codes, index, part);
+    }
+    template <int WORDS>
+    static DEVICE void read_scales(QuantGroup<WORDS>& group, const QuantWeight& weight, GroupAt at) {
         Vec<f16, 2> pair = load<2>((const f16*)weight.deltas + at.index / 8 * 2);
         const u32 factors = *((const u16*)weight.scales + at.index);
 #pragma unroll
@@ -262,19 +318,20 @@ struct Q2_K {
             group.scale[half] = to_float(pair.x[0]) * (float)(factors >> 8 * half & 15);
             group.min[half] = -to_float(pair.x[1]) * (float)(factors >> (8 * half + 4) & 15);
         }
-        return group;
     }
 };
 
-struct Q3_K {
+struct Q3_K : Planes<8, 64, 32, 12, 2> {
     static constexpr u32 SCALES = 2, MINS = 0;
+    static constexpr u32 OFFSET = 4;
     template <int WORDS>
-    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
-        QuantGroup<WORDS> group;
+    static DEVICE void read_codes(QuantGroup<WORDS>& group, const QuantWeight& weight, u64 index, u32 part) {
         group.clear();
-        group.template add_pairs<0>(weight.codes, at.index, part);
-        group.template add_bits<2>(weight.high, at.index, part);
-        group.template subtract_from_codes<4>();
+        group.template add_pairs<0>(weight.codes, index, part);
+        group.template add_bits<2>(weight.high, index, part);
+    }
+    template <int WORDS>
+    static DEVICE void read_scales(QuantGroup<WORDS>& group, const QuantWeight& weight, GroupAt at) {
         // Eight bytes hold the low four bits of a block's sixteen factors, with those of the last eight in the upper
         // nibbles. Four bytes hold the upper two bits, those of factors 4i to 4i + 3 in bits 2i and 2i + 1. A group has
         // two adjacent factors.
@@ -286,70 +343,79 @@ struct Q3_K {
         group.scale[0] = scale * (float)((int)(factors & 63) - 32);
         group.scale[1] = scale * (float)((int)(factors >> 8) - 32);
         group.set_min(0.0f);
-        return group;
     }
 };
 
-struct Q4_K {
+struct Q4_K : Planes<8, 128, 0, 16, 0> {
     static constexpr u32 SCALES = 1, MINS = 1;
+    static constexpr bool HAS_SUPER_SCALES = true;
     template <int WORDS>
-    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
-        QuantGroup<WORDS> group;
-        group.read_nibbles(weight.codes, at.index, part);
+    static DEVICE void read_codes(QuantGroup<WORDS>& group, const QuantWeight& weight, u64 index, u32 part) {
+        group.read_nibbles(weight.codes, index, part);
+    }
+    template <int WORDS>
+    static DEVICE void read_scales(QuantGroup<WORDS>& group, const QuantWeight& weight, GroupAt at) {
         group.read_super_scales(weight.scales, at.index);
-        return group;
     }
 };
 
-struct Q5_K {
+struct Q5_K : Planes<8, 128, 32, 16, 0> {
     static constexpr u32 SCALES = 1, MINS = 1;
+    static constexpr bool HAS_SUPER_SCALES = true;
     template <int WORDS>
-    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
-        QuantGroup<WORDS> group;
-        group.read_nibbles(weight.codes, at.index, part);
-        group.template add_bits<4>(weight.high, at.index, part);
+    static DEVICE void read_codes(QuantGroup<WORDS>& group, const QuantWeight& weight, u64 index, u32 part) {
+        group.read_nibbles(weight.codes, index, part);
+        group.template add_bits<4>(weight.high, index, part);
+    }
+    template <int WORDS>
+    static DEVICE void read_scales(QuantGroup<WORDS>& group, const QuantWeight& weight, GroupAt at) {
         group.read_super_scales(weight.scales, at.index);
-        return group;
     }
 };
 
-struct Q6_K {
+struct Q6_K : Planes<8, 128, 64, 16, 2> {
     static constexpr u32 SCALES = 2, MINS = 0;
+    static constexpr u32 OFFSET = 32;
     template <int WORDS>
-    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
-        QuantGroup<WORDS> group;
-        group.read_nibbles(weight.codes, at.index, part);
-        group.template add_pairs<4>(weight.high, at.index, part);
-        group.template subtract_from_codes<32>();
+    static DEVICE void read_codes(QuantGroup<WORDS>& group, const QuantWeight& weight, u64 index, u32 part) {
+        group.read_nibbles(weight.codes, index, part);
+        group.template add_pairs<4>(weight.high, index, part);
+    }
+    template <int WORDS>
+    static DEVICE void read_scales(QuantGroup<WORDS>& group, const QuantWeight& weight, GroupAt at) {
         const float scale = half_at(weight.deltas, at.index / 8);
         const i8* factors = (const i8*)weight.scales + at.index * 2;
         group.scale[0] = scale * (float)factors[0];
         group.scale[1] = scale * (float)factors[1];
         group.set_min(0.0f);
-        return group;
     }
 };
 
-struct MXFP4 {
+struct MXFP4 : Planes<1, 16, 0, 1, 0> {
     static constexpr u32 SCALES = 1, MINS = 0;
+    static constexpr bool IS_SIGNED = true;
     template <int WORDS>
-    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
-        QuantGroup<WORDS> group;
-        group.read_e2m1(weight.codes, at.index, part);
+    static DEVICE void read_codes(QuantGroup<WORDS>& group, const QuantWeight& weight, u64 index, u32 part) {
+        group.read_e2m1(weight.codes, index, part);
+    }
+    template <int WORDS>
+    static DEVICE void read_scales(QuantGroup<WORDS>& group, const QuantWeight& weight, GroupAt at) {
         // Half of 2^(exponent - 127), because the values are doubled. The two smallest are denormal.
         const u32 exponent = weight.scales[at.index];
         group.set_scale(__uint_as_float(exponent < 2 ? 0x200000u << exponent : (exponent - 1) << 23));
         group.set_min(0.0f);
-        return group;
     }
 };
 
-struct NVFP4 {
+struct NVFP4 : Planes<1, 16, 0, 2, 0> {
     static constexpr u32 SCALES = 2, MINS = 0;
+    static constexpr bool IS_SIGNED = true;
     template <int WORDS>
-    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
-        QuantGroup<WORDS> group;
-        group.read_e2m1(weight.codes, at.index, part);
+    static DEVICE void read_codes(QuantGroup<WORDS>& group, const QuantWeight& weight, u64 index, u32 part) {
+        group.read_e2m1(weight.codes, index, part);
+    }
+    template <int WORDS>
+    static DEVICE void read_scales(QuantGroup<WORDS>& group, const QuantWeight& weight, GroupAt at) {
         float scales[4];
         widen_e4m3(((const u16*)weight.scales)[at.index], scales);
         // The row's factor makes up for the doubled values.
@@ -357,28 +423,32 @@ struct NVFP4 {
         group.scale[0] = scales[0] * factor;
         group.scale[1] = scales[1] * factor;
         group.set_min(0.0f);
-        return group;
     }
 };
 
-struct IQ4_NL {
+struct IQ4_NL : Planes<1, 16, 0, 0, 2> {
     static constexpr u32 SCALES = 1, MINS = 0;
+    static constexpr bool IS_SIGNED = true;
     template <int WORDS>
-    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
-        QuantGroup<WORDS> group;
-        group.read_iq4(weight.codes, at.index, part);
+    static DEVICE void read_codes(QuantGroup<WORDS>& group, const QuantWeight& weight, u64 index, u32 part) {
+        group.read_iq4(weight.codes, index, part);
+    }
+    template <int WORDS>
+    static DEVICE void read_scales(QuantGroup<WORDS>& group, const QuantWeight& weight, GroupAt at) {
         group.set_scale(half_at(weight.deltas, at.index));
         group.set_min(0.0f);
-        return group;
     }
 };
 
-struct IQ4_XS {
+struct IQ4_XS : Planes<8, 128, 0, 8, 0> {
     static constexpr u32 SCALES = 1, MINS = 0;
+    static constexpr bool IS_SIGNED = true;
     template <int WORDS>
-    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
-        QuantGroup<WORDS> group;
-        group.read_iq4(weight.codes, at.index, part);
+    static DEVICE void read_codes(QuantGroup<WORDS>& group, const QuantWeight& weight, u64 index, u32 part) {
+        group.read_iq4(weight.codes, index, part);
+    }
+    template <int WORDS>
+    static DEVICE void read_scales(QuantGroup<WORDS>& group, const QuantWeight& weight, GroupAt at) {
         // An f16 scale, the upper pairs of bits of eight factors, and their lower nibbles.
         const uint2 header = *((const uint2*)weight.scales + at.index / 8);
         Vec<f16, 2> pair;
@@ -386,20 +456,20 @@ struct IQ4_XS {
         const u32 factor = (header.y >> at.index % 8 * 4 & 15) | (header.x >> (16 + at.index % 8 * 2) & 3) << 4;
         group.set_scale(to_float(pair.x[0]) * ((float)factor - 32.0f));
         group.set_min(0.0f);
-        return group;
     }
 };
 
-struct INT4 {
+struct INT4 : Planes<1, 16, 0, 1, 2> {
     static constexpr u32 SCALES = 1, MINS = 1;
     template <int WORDS>
-    static DEVICE QuantGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
-        QuantGroup<WORDS> group;
-        group.read_nibbles(weight.codes, at.index, part);
+    static DEVICE void read_codes(QuantGroup<WORDS>& group, const QuantWeight& weight, u64 index, u32 part) {
+        group.read_nibbles(weight.codes, index, part);
+    }
+    template <int WORDS>
+    static DEVICE void read_scales(QuantGroup<WORDS>& group, const QuantWeight& weight, GroupAt at) {
         const float scale = half_at(weight.deltas, at.index);
         group.set_scale(scale);
         group.set_min(-(float)weight.scales[at.index] * scale);
-        return group;
     }
 };
 
@@ -415,21 +485,31 @@ struct OffsetGroup : QuantGroup<WORDS> {
     }
 };
 
-struct INT8 {
+struct INT8 : Planes<1, 32, 0, 1, 4> {
     static constexpr u32 SCALES = 1, MINS = 1;
+    static constexpr bool IS_SIGNED = true;
     template <int WORDS>
-    static DEVICE OffsetGroup<WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
-        OffsetGroup<WORDS> group;
-        group.read_bytes(weight.codes, at.index, part);
+    using Group = OffsetGroup<WORDS>;
+
+    template <int WORDS>
+    static DEVICE void read_codes(QuantGroup<WORDS>& group, const QuantWeight& weight, u64 index, u32 part) {
+        group.read_bytes(weight.codes, index, part);
         // Codes and zero point become signed by the same offset.
 #pragma unroll
         for (u32 i = 0; i < WORDS; ++i) group.q[i] ^= 0x80808080;
-        const float scale = ((const float*)weight.deltas)[at.index];
-        group.offset = 128.0f - (float)weight.scales[at.index];
-        group.set_scale(scale);
-        group.set_min(group.offset * scale);
-        return group;
     }
+    template <int WORDS>
+    static DEVICE void read_scales(QuantGroup<WORDS>& group, const QuantWeight& weight, GroupAt at) {
+        const float scale = ((const float*)weight.deltas)[at.index];
+        group.set_scale(scale);
+        group.set_min(offset(weight, at) * scale);
+    }
+    template <int WORDS>
+    static DEVICE void read_scales(OffsetGroup<WORDS>& group, const QuantWeight& weight, GroupAt at) {
+        read_scales((QuantGroup<WORDS>&)group, weight, at);
+        group.offset = offset(weight, at);
+    }
+    static DEVICE float offset(const QuantWeight& weight, GroupAt at) { return 128.0f - (float)weight.scales[at.index]; }
 };
 
 // ------------------------------------------------------------------------------------------- floating-point codes
@@ -437,27 +517,35 @@ struct INT8 {
 // A group of 32 weights in floating-point numbers of fewer than 16 bits, or the part of one of four lanes. D decodes the
 // four codes of a word.
 template <class D, int WORDS>
-struct NumberGroup {
-    QuantGroup<WORDS> codes;
-    float scale;
-
+struct NumberGroup : QuantGroup<WORDS> {
     // Returns the weights of a word.
     DEVICE void values(u32 i, float (&out)[4]) const {
-        D::decode((u32)codes.q[i], out);
+        D::decode((u32)this->q[i], out);
 #pragma unroll
-        for (u32 e = 0; e < 4; ++e) out[e] *= scale;
+        for (u32 e = 0; e < 4; ++e) out[e] *= this->scale[0];
     }
 };
 
-struct F8_E4M3 {
+// Formats of such groups, which have a scale in f32.
+template <class D, u32 CODE_BYTES>
+struct NumberFormat : Planes<1, CODE_BYTES, 0, 0, 4> {
+    static constexpr u32 SCALES = 1, MINS = 0;
+    static constexpr bool IS_FLOAT = true;
+    template <int WORDS>
+    using Group = NumberGroup<D, WORDS>;
+
+    template <int WORDS>
+    static DEVICE void read_scales(QuantGroup<WORDS>& group, const QuantWeight& weight, GroupAt at) {
+        group.set_scale(((const float*)weight.deltas)[at.index]);
+    }
+};
+
+struct F8_E4M3 : NumberFormat<F8_E4M3, 32> {
     static DEVICE void decode(u32 codes, float (&out)[4]) { widen_e4m3(codes, out); }
 
     template <int WORDS>
-    static DEVICE NumberGroup<F8_E4M3, WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
-        NumberGroup<F8_E4M3, WORDS> group;
-        group.codes.read_bytes(weight.codes, at.index, part);
-        group.scale = ((const float*)weight.deltas)[at.index];
-        return group;
+    static DEVICE void read_codes(QuantGroup<WORDS>& group, const QuantWeight& weight, u64 index, u32 part) {
+        group.read_bytes(weight.codes, index, part);
     }
 };
 
@@ -482,18 +570,15 @@ DEVICE void table_values(const u32 (&planes)[4][4], u32 codes, float (&out)[4]) 
 
 // A format of indices of a table, of which TABLE has the planes.
 template <class TABLE>
-struct TableFormat {
+struct TableFormat : NumberFormat<TableFormat<TABLE>, 16> {
     static DEVICE void decode(u32 codes, float (&out)[4]) {
         constexpr TABLE table;
         table_values(table.planes, codes, out);
     }
 
     template <int WORDS>
-    static DEVICE NumberGroup<TableFormat, WORDS> read(const QuantWeight& weight, GroupAt at, u32 part = 0) {
-        NumberGroup<TableFormat, WORDS> group;
-        group.codes.read_nibbles(weight.codes, at.index, part);
-        group.scale = ((const float*)weight.deltas)[at.index];
-        return group;
+    static DEVICE void read_codes(QuantGroup<WORDS>& group, const QuantWeight& weight, u64 index, u32 part) {
+        group.read_nibbles(weight.codes, index, part);
     }
 };
 

@@ -25,7 +25,7 @@ pub use fill::{FILL_CTAS, FillParams};
 pub use images::{EmbedTapsParams, MeanRowsParams, MediaRowsParams, PatchesParams};
 pub use linear::{
     DequantizeParams, FUSED_CTAS, FusedLinearParams, GLU_COLUMNS, LinearParams, QuantGluParams, QuantLinearParams,
-    QuantPairParams, QuantWeight, QuantizeParams, RoundedRows, SkinnyLinearParams,
+    QuantPairParams, QuantWeight, QuantizeParams, RoundedRows, SkinnyLinearParams, SkinnyQuantParams,
 };
 pub use lora::{
     LORA_COLUMNS, LORA_MAX_RANK, LORA_OUTPUTS, LORA_PAIRS_THREADS, LORA_PIECE, LORA_ROWS, LORA_TILE_WORDS,

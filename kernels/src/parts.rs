@@ -1,31 +1,61 @@
-//! Division of the inputs of products of few rows among CTAs, for [`gemm_skinny`](crate::manifest::gemm_skinny).
+//! Division of the inputs of products of few rows among CTAs, for [`gemm_skinny`](crate::manifest::gemm_skinny) and
+//! [`gemm_skinny_quant`](crate::manifest::gemm_skinny_quant).
 
-use crate::manifest::STAGE_INPUTS;
+use crate::manifest::{SKINNY_QUANT_INPUTS, STAGE_INPUTS};
+use crate::quant::QuantFormat;
 
-/// Number of outputs of a CTA.
+/// Number of outputs of a CTA of a dense product, and minimum number for a quantised weight.
 pub const SKINNY_OUTPUTS: u32 = 128;
 
 /// Maximum number of rows of a product.
 pub const SKINNY_ROWS: u32 = 64;
 
-/// Maximum number of CTAs of a product whose inputs are divided.
+/// Maximum number of CTAs of [`SKINNY_OUTPUTS`] outputs of a product whose inputs are divided.
 pub const PARTED_CTAS: u32 = 1024;
 
 /// Size in bytes of the sums of the parts of any product.
 pub const PARTIAL_BYTES: u64 = PARTED_CTAS as u64 * SKINNY_OUTPUTS as u64 * SKINNY_ROWS as u64 * 4;
 
-/// Minimum number of stages of a part, so that its first loads take less time than the others.
-const LEAST_STEPS: u32 = 8;
+/// Minimum number of bytes of the weight in a part, so that its first loads take less time than the others.
+const LEAST_BYTES: u64 = 64 << 10;
 
 /// Maximum number of parts: the last CTA of a tile of outputs adds them all.
 const MOST_PARTS: u32 = 16;
 
-/// Size in bytes of a stage of the weight's inputs for the outputs of a CTA.
-const STAGE_BYTES: u64 = SKINNY_OUTPUTS as u64 * STAGE_INPUTS as u64 * 2;
+/// Number of rows whose sums count for the time that a CTA takes to write them and to read them again.
+const MERGED_ROWS: u64 = 16;
 
-/// Number of bytes of the weight that a multiprocessor would read in the time that a CTA takes for its sums: 16 rows of them,
-/// written and read again.
-const MERGE_BYTES: u64 = SKINNY_OUTPUTS as u64 * 16 * 4 * 2;
+/// The part of a weight that a CTA multiplies at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WeightStage {
+    /// Number of outputs.
+    pub outputs: u32,
+    /// Number of inputs.
+    pub inputs: u32,
+    /// Size in bytes.
+    pub bytes: u64,
+}
+
+impl WeightStage {
+    /// The stage of a dense weight of 16-bit elements.
+    pub const DENSE: Self = Self {
+        outputs: SKINNY_OUTPUTS,
+        inputs: STAGE_INPUTS as u32,
+        bytes: SKINNY_OUTPUTS as u64 * STAGE_INPUTS as u64 * 2,
+    };
+
+    /// Returns the stage of a quantised weight, for the largest CTAs.
+    pub const fn quantised(format: QuantFormat) -> Self {
+        let (outputs, inputs) = (2 * SKINNY_OUTPUTS, SKINNY_QUANT_INPUTS);
+        let elements = outputs as u64 * inputs as u64;
+        Self { outputs, inputs, bytes: elements * format.block_bytes() as u64 / format.block_elements() as u64 }
+    }
+
+    /// Returns the number of stages of all inputs.
+    pub(crate) fn count(&self, k: u32) -> u32 {
+        k.div_ceil(self.inputs).max(1)
+    }
+}
 
 /// The equal parts into which the inputs of a product are divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,30 +72,22 @@ impl InputParts {
     /// Every multiprocessor has its share of the bandwidth, so the product takes the time in which the one with most CTAs
     /// reads their parts. More parts divide the tiles of outputs more evenly among the multiprocessors, and each costs time for
     /// its sums. The number of rows is not considered, so a row's sums are the same in every batch.
-    pub fn new(n: u32, k: u32, processors: u32) -> Self {
-        let (tiles, stages) = (n.div_ceil(SKINNY_OUTPUTS).max(1), stages(k));
-        let most = (stages / LEAST_STEPS).min(MOST_PARTS).min(PARTED_CTAS / tiles).max(1);
+    pub fn new(stage: WeightStage, n: u32, k: u32, processors: u32) -> Self {
+        let (tiles, stages) = (n.div_ceil(stage.outputs).max(1), stage.count(k));
+        let least_steps = LEAST_BYTES.div_ceil(stage.bytes) as u32;
+        let parted = PARTED_CTAS * SKINNY_OUTPUTS / stage.outputs;
+        let most = (stages / least_steps).min(MOST_PARTS).min(parted / tiles).max(1);
         let parts = (1..=most).map(|count| {
             let steps = stages.div_ceil(count);
-            Self { steps, count: Self::count_of(k, steps) }
+            Self { steps, count: stages.div_ceil(steps) }
         });
         let bytes = |parts: &Self| {
-            let merge = if parts.count > 1 { MERGE_BYTES } else { 0 };
+            let merge = if parts.count > 1 { u64::from(stage.outputs) * MERGED_ROWS * 4 * 2 } else { 0 };
             u64::from((tiles * parts.count).div_ceil(processors.max(1)))
-                * (u64::from(parts.steps) * STAGE_BYTES + merge)
+                * (u64::from(parts.steps) * stage.bytes + merge)
         };
         parts.min_by_key(bytes).unwrap_or(Self { steps: stages, count: 1 })
     }
-
-    /// Returns the number of parts of this many stages.
-    pub(crate) fn count_of(k: u32, steps: u32) -> u32 {
-        stages(k).div_ceil(steps.max(1))
-    }
-}
-
-/// Returns the number of stages of all inputs.
-fn stages(k: u32) -> u32 {
-    k.div_ceil(STAGE_INPUTS as u32).max(1)
 }
 
 #[cfg(test)]
@@ -73,30 +95,39 @@ mod tests {
     use super::*;
 
     /// Returns the number of parts on an H200, and the share of its bandwidth that an even division leaves.
-    fn parts(n: u32, k: u32) -> (u32, u32) {
-        let parts = InputParts::new(n, k, 132);
-        let ctas = n.div_ceil(SKINNY_OUTPUTS) * parts.count;
-        let busiest = ctas.div_ceil(132) * parts.steps;
-        (parts.count, n.div_ceil(SKINNY_OUTPUTS) * stages(k) * 100 / (busiest * 132))
+    fn parts(stage: WeightStage, n: u32, k: u32) -> (u32, u32) {
+        let (parts, tiles) = (InputParts::new(stage, n, k, 132), n.div_ceil(stage.outputs));
+        let busiest = (tiles * parts.count).div_ceil(132) * parts.steps;
+        (parts.count, tiles * stage.count(k) * 100 / (busiest * 132))
     }
 
     #[test]
     fn the_weights_of_a_model_are_divided_evenly() {
         // Qwen3-8B: qkv, output, gate_up, down, head.
-        let found =
-            [(6144, 4096), (4096, 4096), (24_576, 4096), (4096, 12_288), (151_936, 4096)].map(|(n, k)| parts(n, k));
-        assert_eq!(found, [(8, 96), (4, 96), (2, 96), (4, 96), (1, 99)]);
+        let of_model = |stage| {
+            [(6144, 4096), (4096, 4096), (24_576, 4096), (4096, 12_288), (151_936, 4096)]
+                .map(|(n, k)| parts(stage, n, k))
+        };
+        assert_eq!(of_model(WeightStage::DENSE), [(8, 96), (4, 96), (2, 96), (4, 96), (1, 99)]);
+        let found = of_model(WeightStage::quantised(QuantFormat::Q4K));
+        assert_eq!(found, [(5, 83), (8, 96), (4, 96), (8, 96), (1, 90)]);
     }
 
     #[test]
     fn parts_cover_the_inputs_and_are_not_empty() {
-        for n in [1, 128, 576, 1000, 4096, 17_000, 151_936] {
-            for k in (8..20_000).step_by(488) {
-                for processors in [1, 16, 58, 132, 188] {
-                    let InputParts { steps, count } = InputParts::new(n, k, processors);
-                    assert!(steps * count >= stages(k) && steps * (count - 1) < stages(k), "{n} x {k}");
-                    assert!(count == 1 || (steps >= LEAST_STEPS && n.div_ceil(SKINNY_OUTPUTS) * count <= PARTED_CTAS));
-                    assert_eq!(InputParts::count_of(k, steps), count);
+        let quantised = [QuantFormat::Q2K, QuantFormat::Q4K, QuantFormat::Q8_0].map(WeightStage::quantised);
+        for stage in [WeightStage::DENSE].into_iter().chain(quantised) {
+            for n in [1, 128, 576, 1000, 4096, 17_000, 151_936] {
+                for k in (8..20_000).step_by(488) {
+                    for processors in [1, 16, 58, 132, 188] {
+                        let InputParts { steps, count } = InputParts::new(stage, n, k, processors);
+                        let stages = stage.count(k);
+                        assert!(steps * count >= stages && steps * (count - 1) < stages, "{n} x {k}");
+                        let sums = n.div_ceil(stage.outputs) * stage.outputs * count * SKINNY_ROWS * 4;
+                        let is_long = u64::from(steps) * stage.bytes >= LEAST_BYTES;
+                        assert!(count == 1 || (is_long && u64::from(sums) <= PARTIAL_BYTES), "{n} x {k}");
+                        assert_eq!(stages.div_ceil(steps), count);
+                    }
                 }
             }
         }

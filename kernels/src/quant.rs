@@ -186,8 +186,18 @@ impl QuantFormat {
         if matches!(self, Self::Nvfp4) { size_of::<f32>() } else { 0 }
     }
 
+    /// Returns the numbers of scales and of minima that a group of 32 elements has for its codes without their offset.
+    pub(crate) const fn scales_of_group(self) -> (usize, usize) {
+        match self {
+            Self::Q2K => (2, 2),
+            Self::Q3K | Self::Q6K | Self::Nvfp4 => (2, 0),
+            Self::Q4_1 | Self::Q5_1 | Self::Q4K | Self::Q5K | Self::Int4 | Self::Int8 => (1, 1),
+            _ => (1, 0),
+        }
+    }
+
     /// Returns the number of bytes of a block for each plane: codes, high, scales, deltas.
-    const fn plane_bytes(self) -> [usize; 4] {
+    pub(crate) const fn plane_bytes(self) -> [usize; 4] {
         match self {
             Self::Q4_0 | Self::Iq4Nl => [16, 0, 0, 2],
             Self::Q4_1 => [16, 0, 0, 4],
@@ -506,6 +516,32 @@ mod tests {
                 }
             }
             assert_eq!(joined, whole, "{format:?}");
+        }
+    }
+
+    /// The kernels' constants are those of the formats.
+    #[test]
+    fn the_kernels_know_the_sizes_of_planes() {
+        let header = crate::sources::HEADERS.iter().find(|(name, _)| *name == "quant.h").expect("a header").1;
+        for format in QuantFormat::ALL {
+            let [codes, high, scales, deltas] = format.plane_bytes();
+            let name = format.c_name();
+            let planes = format!("{}, {codes}, {high}, {scales}, {deltas}", format.block_elements() / GROUP);
+            let stated = match format {
+                QuantFormat::Nf4 | QuantFormat::Fp4 => continue,
+                _ if format.is_float() => format!("struct {name} : NumberFormat<{name}, {codes}> {{"),
+                _ => format!("struct {name} : Planes<{planes}> {{"),
+            };
+            let start = header.find(&stated).unwrap_or_else(|| panic!("no `{stated}`"));
+            if !format.is_float() {
+                let (parts, minima) = format.scales_of_group();
+                let body = &header[start..][..header[start..].find("template").expect("functions")];
+                // A minimum that makes up for an offset is none.
+                let own = if body.contains("OFFSET") { 0 } else { minima };
+                assert_eq!(own, minima, "{name}");
+                assert!(body.contains(&format!("SCALES = {parts}, ")), "{name}");
+                assert!(body.contains("OFFSET") || body.contains(&format!("MINS = {minima};")), "{name}");
+            }
         }
     }
 

@@ -48,6 +48,8 @@ sources! {
     GEMM_MMA = "cuda/gemm_mma.cu",
     /// Dense product of few rows of 16-bit types on the tensor cores of sm_80 and later.
     GEMM_SKINNY = "cuda/gemm_skinny.cu",
+    /// Product of few rows of 16-bit activations with a quantised weight, on the tensor cores of sm_80 and later.
+    GEMM_SKINNY_QUANT = "cuda/gemm_skinny_quant.cu",
     /// Dense product of f16 on the tensor cores of Volta, of a matrix or of experts.
     GEMM_VOLTA = "cuda/gemm_volta.cu",
     /// Dense product in f32.
@@ -84,6 +86,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("norm.h", include_str!("../include/norm.h")),
     ("rope.h", include_str!("../include/rope.h")),
     ("rounded.h", include_str!("../include/rounded.h")),
+    ("skinny.h", include_str!("../include/skinny.h")),
     ("splits.h", include_str!("../include/splits.h")),
     ("sampling.h", include_str!("../include/sampling.h")),
     ("quant.h", include_str!("../include/quant.h")),

@@ -3,7 +3,7 @@
 use super::{Activation, Chip, Chips, Dtype, Instance};
 use crate::params::{
     DequantizeParams, FUSED_CTAS, FusedLinearParams, LinearParams, QuantGluParams, QuantLinearParams, QuantPairParams,
-    QuantizeParams, SkinnyLinearParams,
+    QuantizeParams, SkinnyLinearParams, SkinnyQuantParams,
 };
 use crate::parts::{SKINNY_OUTPUTS, SKINNY_ROWS};
 use crate::quant::QuantFormat;
@@ -217,6 +217,72 @@ pub fn gemm_skinny(dtype: Dtype, out: Dtype, rows: u32) -> Instance {
         .on(Chips::FromSm80)
 }
 
+/// Number of inputs of a stage of [`gemm_skinny_quant`]: those that have a scale in common are at most twice as many.
+pub const SKINNY_QUANT_INPUTS: u32 = 128;
+
+/// Maximum dynamic shared memory of a CTA of [`gemm_skinny_quant`] in bytes: what sm_86 has, less an array of the kernel.
+const SKINNY_QUANT_SHARED: usize = (99 << 10) - 128;
+
+/// Returns the maximum number of rows of [`gemm_skinny_quant`] on a chip for K inputs; 0 if there is no such kernel.
+pub const fn skinny_quant_most(chip: Chip, dtype: Dtype, k: u32) -> u32 {
+    if k.is_multiple_of(2 * SKINNY_QUANT_INPUTS) { skinny_most(chip, dtype) } else { 0 }
+}
+
+/// Returns the maximum number of rows for which [`mmvq`] is to be preferred over [`gemm_skinny_quant`]: where the memory leaves no time
+/// for the instructions of eight rows, as in [`gemv_cutoff`], four.
+pub const fn mmvq_cutoff(chip: Chip, dtype: Dtype, k: u32) -> u32 {
+    match chip.major {
+        _ if skinny_quant_most(chip, dtype, k) == 0 => MMVQ_ROWS[MMVQ_ROWS.len() - 1],
+        8 if chip.minor == 0 => 4,
+        9..=11 => 4,
+        _ => MMVQ_ROWS[MMVQ_ROWS.len() - 1],
+    }
+}
+
+/// A CTA of [`gemm_skinny_quant`]: its sizes are those of the kernel's constants.
+struct QuantTile {
+    warps: usize,
+    stages: usize,
+    shared: usize,
+}
+
+impl QuantTile {
+    /// Returns the tile for a format and a number of rows. Each CTA reads all rows of the input, so CTAs of many rows have more
+    /// outputs. With codes of eight bits, the input has a small part in what they read.
+    fn new(format: QuantFormat, rows: u32) -> Self {
+        let (inputs, rows) = (SKINNY_QUANT_INPUTS as usize, rows as usize);
+        let (groups, elements) = (inputs / 32, format.block_elements());
+        let [codes, high, scales, deltas] = format.plane_bytes();
+        let [codes, high] = [codes, high].map(|bytes| bytes * inputs / elements);
+        // A stage has the scales of whole blocks, and at least a word of them.
+        let of_blocks = |bytes: usize| (bytes * (inputs / elements).max(1)).next_multiple_of(4);
+        let is_wide = codes == inputs;
+        let code_row = if is_wide { codes + 16 } else { codes };
+        let warps = if rows <= 16 || is_wide { 4 } else { 8 };
+        let outputs = warps * 32;
+        let stage = outputs * (code_row + high + of_blocks(scales) + of_blocks(deltas)) + rows * inputs * 2;
+        // Scales and minima of each output, and sums of the inputs.
+        let (scales, minima) = format.scales_of_group();
+        let decoded = outputs * groups * 4 * (scales + 2 * minima) + 2 * minima * groups * (rows + 8) * 4;
+        let stages = ((SKINNY_QUANT_SHARED - decoded) / stage).min(5);
+        Self { warps, stages, shared: stages * stage + decoded }
+    }
+}
+
+/// Numbers of rows with [`gemm_skinny_quant`] instances.
+pub const SKINNY_QUANT_TILES: [u32; 3] = [8, 32, SKINNY_ROWS];
+
+/// Returns the instance for the product of 16-bit activations with a quantised weight of a multiple of 256 inputs, with at most `rows`
+/// rows (one of [`SKINNY_QUANT_TILES`]) and outputs of this type or in f32. A row's bits are the same in all instances.
+pub fn gemm_skinny_quant(format: QuantFormat, dtype: Dtype, rows: u32) -> Instance {
+    let QuantTile { warps, stages, shared } = QuantTile::new(format, rows);
+    let call = format!("gemm_skinny_quant<{}, {}, {rows}, {warps}, {stages}>", format.c_name(), dtype.c_name());
+    let name = format!("gemm_skinny_quant_{}_{}_m{rows}", format.name(), dtype.name());
+    Instance::new::<SkinnyQuantParams>(sources::GEMM_SKINNY_QUANT, name, call, warps as u32 * 32)
+        .with_shared(shared)
+        .on(Chips::FromSm80)
+}
+
 /// Numbers of rows with [`mmvq`] instances.
 const MMVQ_ROWS: [u32; 4] = [1, 2, 4, 8];
 
@@ -287,18 +353,21 @@ pub fn gemv_quant(format: QuantFormat, dtype: Dtype, out: Dtype, rows: u32) -> I
     }
 }
 
-/// Numbers of rows of a tile of [`gemm_quant`], each with the maximum number of rows of a product that uses it. A row's
-/// bits are the same in all instances.
-pub const GEMM_QUANT_TILES: [(u32, u32); 2] = [(16, 16), (32, 64)];
+/// Number of rows of a tile of [`gemm_quant`].
+pub const GEMM_QUANT_ROWS: u32 = 32;
 
-/// Returns the instance for the product of 16-bit activations with a quantised weight, in tiles of `tile_rows` rows.
-pub fn gemm_quant(format: QuantFormat, dtype: Dtype, out: Dtype, tile_rows: u32) -> Instance {
+/// Maximum number of rows of a product for [`gemm_quant`].
+pub const GEMM_QUANT_MOST: u32 = 64;
+
+/// Returns the instance for the product of 16-bit activations with a quantised weight whose number of inputs
+/// [`gemm_skinny_quant`] does not support.
+pub fn gemm_quant(format: QuantFormat, dtype: Dtype, out: Dtype) -> Instance {
     let types_in_c = format!("{}, {}, {}", format.c_name(), dtype.c_name(), out.c_name());
-    let call = format!("gemm_quant<{types_in_c}, {}>", tile_rows / 16);
-    let name = format!("gemm_quant_{}_{}_m{tile_rows}", format.name(), types(dtype, out));
+    let call = format!("gemm_quant<{types_in_c}, {}>", GEMM_QUANT_ROWS / 16);
+    let name = format!("gemm_quant_{}_{}_m{GEMM_QUANT_ROWS}", format.name(), types(dtype, out));
     let instance = Instance::new::<QuantLinearParams>(sources::GEMM_QUANT, name, call, 256).on(Chips::FromSm80);
     // By default the compiler spills a little to fit a fourth CTA.
-    if format.is_float() && tile_rows == 32 { instance.resident(3) } else { instance }
+    if format.is_float() { instance.resident(3) } else { instance }
 }
 
 /// `[rows, outputs]` of a CTA of [`gemm_f8`], for [`QuantLinearParams::tile_grid`].
@@ -375,9 +444,11 @@ pub(super) fn all(chip: Chip) -> Vec<Instance> {
                 instances.extend(has_mmvq_glu(dtype, Activation::Silu).then(|| mmvq_glu(format, dtype)));
             }
             if chip.has_sm80() && dtype != Dtype::F32 {
-                let pairs =
-                    [dtype, Dtype::F32].into_iter().flat_map(|out| GEMM_QUANT_TILES.map(|(rows, _)| (out, rows)));
-                instances.extend(pairs.map(|(out, rows)| gemm_quant(format, dtype, out, rows)));
+                // The inputs of a format of super-blocks are whole ones.
+                if format.block_elements() == 32 {
+                    instances.extend([dtype, Dtype::F32].map(|out| gemm_quant(format, dtype, out)));
+                }
+                instances.extend(SKINNY_QUANT_TILES.map(|rows| gemm_skinny_quant(format, dtype, rows)));
             }
             instances.push(dequantize(format, dtype));
         }

@@ -1,7 +1,9 @@
 //! Parameters of the matrix products. M = rows, N = outputs, K = inputs; T is the element type of activations.
 
 use super::{DevicePtr, params};
-use crate::parts::{InputParts, SKINNY_OUTPUTS};
+use crate::manifest::GEMM_QUANT_ROWS;
+use crate::manifest::SKINNY_QUANT_INPUTS;
+use crate::parts::WeightStage;
 
 params! {
     /// Computes `out[i, j] = softcap(scale · (Σ_c input[i, c] · weight[j, c] + bias[j]) + add[i, j])` with `gemm_mma`,
@@ -135,6 +137,21 @@ params! {
         softcap: f32,
     }
 
+    /// Does the same for few rows of T with `gemm_skinny_quant`, with the inputs divided into parts
+    /// ([`InputParts`](crate::parts::InputParts)).
+    SkinnyQuantParams {
+        /// f32: sums of the parts of every tile of outputs. Not read with one part.
+        partial: DevicePtr,
+        /// u32, one for each tile of outputs, zero before the first launch, and left zero. Not read with one part.
+        tickets: DevicePtr,
+        /// The product; M is at most the number of rows of the instance, and K a multiple of 256.
+        product: QuantLinearParams,
+        /// Number of stages of 128 inputs in a part.
+        steps: u32,
+        /// 1 means outputs in f32, 0 in T.
+        out_f32: u32,
+    }
+
     /// Multiplies one input with two weights of different formats, by `mmvq_pair`.
     QuantPairParams {
         /// The product whose CTAs come first.
@@ -203,7 +220,17 @@ impl LinearParams {
 impl SkinnyLinearParams {
     /// Returns the grid of a launch of [`gemm_skinny`](crate::manifest::gemm_skinny).
     pub fn grid(&self) -> [u32; 3] {
-        [self.linear.n.div_ceil(SKINNY_OUTPUTS), InputParts::count_of(self.linear.k, self.steps), 1]
+        let (stage, LinearParams { n, k, .. }) = (WeightStage::DENSE, self.linear);
+        [n.div_ceil(stage.outputs), stage.count(k).div_ceil(self.steps.max(1)), 1]
+    }
+}
+
+impl SkinnyQuantParams {
+    /// Returns the grid of a launch of [`gemm_skinny_quant`](crate::manifest::gemm_skinny_quant) with `threads` threads per CTA, each
+    /// of which has an output.
+    pub fn grid(&self, threads: u32) -> [u32; 3] {
+        let QuantLinearParams { n, k, .. } = self.product;
+        [n.div_ceil(threads), k.div_ceil(SKINNY_QUANT_INPUTS).div_ceil(self.steps.max(1)), 1]
     }
 }
 
@@ -243,9 +270,9 @@ impl QuantLinearParams {
         [self.n.div_ceil(VECTOR_OUTPUTS), 1, 1]
     }
 
-    /// Returns the grid of a launch of [`gemm_quant`](crate::manifest::gemm_quant) with tiles of `tile_rows` rows.
-    pub fn gemm_grid(&self, tile_rows: u32) -> [u32; 3] {
-        [self.n.div_ceil(GEMM_QUANT_OUTPUTS), self.m.div_ceil(tile_rows), 1]
+    /// Returns the grid of a launch of [`gemm_quant`](crate::manifest::gemm_quant).
+    pub fn gemm_grid(&self) -> [u32; 3] {
+        [self.n.div_ceil(GEMM_QUANT_OUTPUTS), self.m.div_ceil(GEMM_QUANT_ROWS), 1]
     }
 }
 

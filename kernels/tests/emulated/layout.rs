@@ -10,7 +10,7 @@ use octavo_kernels::params::{
     LatentPostParams, LinearParams, LoraPairsParams, LoraParams, LoraPart, MediaRowsParams, NormCodesParams,
     NormParams, PagedDecodeParams, Params, PatchesParams, PoolRowsParams, QkvPostParams, QuantGluParams,
     QuantLinearParams, QuantPairParams, QuantWeight, QuantizeParams, RoundedRows, RouteParams, SamplingParams,
-    SamplingRow, SamplingState, SkinnyLinearParams, SortExpertsParams, TableRunsParams,
+    SamplingRow, SamplingState, SkinnyLinearParams, SkinnyQuantParams, SortExpertsParams, TableRunsParams,
 };
 use octavo_kernels::sources::Source;
 
@@ -53,6 +53,7 @@ fn structs_lie_as_in_c() {
     check(layout::<PagedDecodeParams>);
     check(layout::<LinearParams>);
     check(layout::<SkinnyLinearParams>);
+    check(layout::<SkinnyQuantParams>);
     check(layout::<FusedLinearParams>);
     check(layout::<QuantWeight>);
     check(layout::<QuantizeParams>);

@@ -28,4 +28,5 @@ mod rows;
 mod sampling;
 mod sanitizers;
 mod skinny;
+mod skinny_quant;
 mod support;

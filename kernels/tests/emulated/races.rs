@@ -13,6 +13,7 @@ use crate::common::{in_every_order, rng};
 use crate::launcher::{Kernels, finding_races};
 use crate::{
     attention, experts, float8, fused, latent, linear, lora, qkv_post, quantized, rounded, rows, sampling, skinny,
+    skinny_quant,
 };
 
 // ---------------------------------------------------------------------------------------- mutants
@@ -125,6 +126,11 @@ struct Case {
 
 const CASES: &[Case] = &[
     Case { name: "few rows on sm_80", files: &["gpu.h", "tiles.h"], run: skinny::check_parts },
+    Case {
+        name: "few rows with a quantised weight on sm_80",
+        files: &["cuda/gemm_skinny_quant.cu"],
+        run: skinny_quant::check_parts,
+    },
     Case { name: "few rows", files: &["cuda/gemv.cu"], run: linear::check_vectors },
     Case { name: "few rows with a norm", files: &["cuda/gemv_fused.cu", "gpu.h"], run: fused::check_turns },
     Case {
@@ -155,7 +161,7 @@ const CASES: &[Case] = &[
     Case {
         name: "quantised tiles",
         files: &["cuda/gemm_quant.cu", "tiles.h"],
-        run: || quantized::check_tiled(QuantFormat::Q4K, Dtype::F16, Dtype::F16, &mut rng()),
+        run: || quantized::check_tiled(QuantFormat::Q4_0, Dtype::F16, Dtype::F16, &mut rng()),
     },
     Case {
         name: "gated products",

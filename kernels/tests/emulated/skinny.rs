@@ -3,7 +3,7 @@
 use octavo_kernels::emulation::Order;
 use octavo_kernels::manifest::{self, Chip, Dtype, GemmTile, Instance};
 use octavo_kernels::params::{LinearParams, SkinnyLinearParams};
-use octavo_kernels::parts::{InputParts, SKINNY_OUTPUTS};
+use octavo_kernels::parts::{InputParts, SKINNY_OUTPUTS, WeightStage};
 
 use crate::common::{in_every_order, launch, rng};
 use crate::launcher::{Kernels, address_mut, dtypes, has_sm80};
@@ -89,7 +89,7 @@ fn small_skinny_rows_have_the_same_bits_alone_and_among_others() {
         let k = 8 * (80 + rng.below(90));
         let case = Case::draw(&mut rng, dtype, out, [50, 24, k]);
         // No number of rows decides the parts.
-        let parts = InputParts::new(24, k as u32, 132);
+        let parts = InputParts::new(WeightStage::DENSE, 24, k as u32, 132);
         assert!(parts.count > 1, "{parts:?}");
         let together = run(&case, &kernels, Order::Forward, &all[3], parts.steps);
         let row = rng.below(case.m);

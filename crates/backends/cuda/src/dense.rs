@@ -2,7 +2,7 @@
 
 use octavo_kernels::manifest::{self, Chip, Dtype, GemmTile};
 use octavo_kernels::params::{LinearParams, SkinnyLinearParams};
-use octavo_kernels::parts::{InputParts, PARTIAL_BYTES};
+use octavo_kernels::parts::{InputParts, PARTIAL_BYTES, WeightStage};
 use octavo_ops::BackendError;
 use serde::{Deserialize, Serialize};
 
@@ -148,7 +148,8 @@ impl<L: Launcher> Machine<L> {
     }
 
     fn skinny(&self, kernel: KernelId, linear: LinearParams) -> Result<(), BackendError> {
-        let InputParts { steps, .. } = InputParts::new(linear.n, linear.k, self.launcher.processors());
+        let InputParts { steps, .. } =
+            InputParts::new(WeightStage::DENSE, linear.n, linear.k, self.launcher.processors());
         let (partial, tickets) = self.scratch.parts;
         let params = SkinnyLinearParams { partial, tickets, linear, steps, reserved: 0 };
         self.launch(kernel, params.grid(), &params)

@@ -5,7 +5,9 @@ use std::collections::HashMap;
 use octavo_kernels::manifest::{self, AttentionTypes, CacheType, Dtype};
 use octavo_kernels::params::{
     DequantizeParams, LinearParams, QuantLinearParams, QuantPairParams, QuantWeight, QuantizeParams, RoundedRows,
+    SkinnyQuantParams,
 };
+use octavo_kernels::parts::{InputParts, WeightStage};
 use octavo_kernels::quant::QuantFormat;
 use octavo_ops::BackendError;
 
@@ -54,8 +56,10 @@ struct Quant {
     vectors: Vec<(u32, KernelId)>,
     /// Those that multiply the next part too.
     pairs: Vec<(u32, KernelId)>,
-    /// Kernels for more rows, with their number of rows and the number of rows in a tile.
-    tiles: Vec<(u32, (KernelId, u32))>,
+    /// Kernels on tensor cores that read the weight once, with their number of rows, ascending.
+    skinny: Vec<(u32, KernelId)>,
+    /// Kernel in their place for numbers of inputs that they do not support.
+    tiles: Option<KernelId>,
     /// Kernels that round the input to FP8 and multiply it, for still more rows.
     fp8: Option<(Rounding, KernelId)>,
     /// The same by cuBLASLt.
@@ -151,7 +155,9 @@ impl ProductPart {
         let dense = Dense::new(setting, *out, instances);
         let library = library_shape(wanted, dtype).filter(|_| !batch_invariant);
         let tiled = chip.has_sm80() && dtype != Dtype::F32 && !batch_invariant;
-        let exact = |rows: &u32| manifest::mmvq_rows(*rows as usize) == Some(*rows) && !batch_invariant;
+        let vectors = if batch_invariant { 0 } else { manifest::mmvq_cutoff(chip, dtype, params.k) };
+        let skinny = if batch_invariant { 0 } else { manifest::skinny_quant_most(chip, dtype, params.k) };
+        let exact = |rows: &u32| manifest::mmvq_rows(*rows as usize) == Some(*rows) && *rows <= vectors;
         let quant = quant.map(|(format, weight)| Quant {
             format,
             weight,
@@ -159,9 +165,10 @@ impl ProductPart {
             vectors: (VECTOR_ROWS.into_iter().filter(exact))
                 .map(|rows| (rows, instances.id(few_rows(format, dtype, *out, rows))))
                 .collect(),
-            tiles: (manifest::GEMM_QUANT_TILES.into_iter().filter(|_| tiled))
-                .map(|(rows, most)| (most, (instances.id(manifest::gemm_quant(format, dtype, *out, rows)), rows)))
+            skinny: (manifest::SKINNY_QUANT_TILES.into_iter().filter(|rows| *rows > vectors && *rows <= skinny))
+                .map(|rows| (rows, instances.id(manifest::gemm_skinny_quant(format, dtype, rows))))
                 .collect(),
+            tiles: (tiled && skinny == 0).then(|| instances.id(manifest::gemm_quant(format, dtype, *out))),
             fp8: (format == QuantFormat::F8E4M3 && setting.rounds_to_fp8() && chip.has_fp8_mma()).then(|| {
                 (Rounding::Rows(instances.id(manifest::quantize_f8(dtype))), instances.id(manifest::gemm_f8(*out)))
             }),
@@ -314,7 +321,10 @@ impl ProductPart {
     /// Returns the shape and the operands with which cuBLASLt computes the whole product of so many rows (a [`bucket`]); `None` if it
     /// does not.
     pub(crate) fn by_library(&self, library: &CublasLt, rows: u32, scratch: &Scratch) -> Option<(Shape, Operands)> {
-        let of_few = |quant: &Quant| for_rows(&quant.vectors, rows).is_some() || for_rows(&quant.tiles, rows).is_some();
+        let of_few = |quant: &Quant| {
+            let is_tiled = quant.tiles.is_some() && rows <= MOST_TILED_ROWS;
+            is_tiled || [&quant.vectors, &quant.skinny].into_iter().any(|kernels| for_rows(kernels, rows).is_some())
+        };
         if self.quant.as_ref().is_some_and(of_few) {
             return None;
         }
@@ -394,7 +404,10 @@ impl Apart {
 }
 
 /// Maximum number of rows of a product with a quantised weight that takes its input as it is, where there are tensor cores.
-const MOST_TILED_ROWS: u32 = manifest::GEMM_QUANT_TILES[manifest::GEMM_QUANT_TILES.len() - 1].1;
+const MOST_TILED_ROWS: u32 = manifest::GEMM_QUANT_MOST;
+
+// Both kernels are for equally many rows.
+const _: () = assert!(MOST_TILED_ROWS == octavo_kernels::parts::SKINNY_ROWS);
 
 /// Returns the kernel of a product of a few rows with a quantised weight.
 fn few_rows(format: QuantFormat, dtype: Dtype, out: Dtype, rows: u32) -> manifest::Instance {
@@ -488,9 +501,17 @@ impl<L: Launcher> Machine<L> {
                 } else {
                     self.launch(kernel, params.grid(), &params)?;
                 }
-            } else if let Some((kernel, tile_rows)) = for_rows(&quant.tiles, rows) {
+            } else if let Some(kernel) = for_rows(&quant.skinny, rows) {
+                let (partial, tickets) = self.scratch.parts;
+                let product = part.quantised(quant, part.exact(), rows);
+                let stage = WeightStage::quantised(quant.format);
+                let InputParts { steps, .. } = InputParts::new(stage, product.n, product.k, self.launcher.processors());
+                let out_f32 = u32::from(part.out == Dtype::F32);
+                let params = SkinnyQuantParams { partial, tickets, product, steps, out_f32 };
+                self.launch(kernel, params.grid(self.launcher.threads(kernel)), &params)?;
+            } else if let Some(kernel) = quant.tiles.filter(|_| rows <= MOST_TILED_ROWS) {
                 let params = part.quantised(quant, part.exact(), rows);
-                self.launch(kernel, params.gemm_grid(tile_rows), &params)?;
+                self.launch(kernel, params.gemm_grid(), &params)?;
             } else if let Some((rounding, kernel)) = quant.fp8 {
                 let input = self.round(part, rounding, rows, &mut rounded)?;
                 let params = part.quantised(quant, input, rows);

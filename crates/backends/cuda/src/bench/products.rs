@@ -1,10 +1,11 @@
 //! Cases of products, dense and quantised.
 
-use octavo_kernels::manifest::{self, Dtype, GemmTile};
+use octavo_kernels::manifest::{self, Dtype, GemmTile, Instance};
 use octavo_kernels::params::{
     DequantizeParams, LinearParams, QuantLinearParams, QuantWeight, QuantizeParams, SkinnyLinearParams,
+    SkinnyQuantParams,
 };
-use octavo_kernels::parts::{InputParts, SKINNY_OUTPUTS};
+use octavo_kernels::parts::{InputParts, SKINNY_OUTPUTS, WeightStage};
 use octavo_kernels::quant::{QuantFormat, QuantLayout};
 
 use super::At;
@@ -129,7 +130,8 @@ impl Cases<'_> {
             && let Some(most) = manifest::skinny_rows(rows)
         {
             let (mut work, dense) = self.dense_work(weight, rows);
-            let InputParts { steps, count } = InputParts::new(n as u32, k as u32, self.device.processors);
+            let InputParts { steps, count } =
+                InputParts::new(WeightStage::DENSE, n as u32, k as u32, self.device.processors);
             let tiles = n.div_ceil(SKINNY_OUTPUTS as usize);
             let sums = tiles * count as usize * (SKINNY_OUTPUTS * most) as usize;
             let partial = work.plan.take((sums * size_of::<f32>()) as u64);
@@ -166,10 +168,8 @@ impl Cases<'_> {
         let Weight { name, n, k, .. } = weight;
         let (dtype, size) = (self.dtype, self.size());
         for rows in self.bench.batch_sizes.clone() {
-            let Some(most) = manifest::mmvq_rows(rows).filter(|_| !format.is_float()) else {
-                self.exact(weight, format, layout, rows);
-                continue;
-            };
+            self.exact(weight, format, layout, rows);
+            let Some(most) = manifest::mmvq_rows(rows).filter(|_| !format.is_float()) else { continue };
             let mut plan = Plan::default();
             let planes = plan.take(layout.bytes() as u64);
             let codes = plan.take((rows * k) as u64);
@@ -204,28 +204,68 @@ impl Cases<'_> {
         });
     }
 
-    /// Adds the product of exact activations with a quantised weight, if there is a kernel for this number of rows.
+    /// Adds the products of exact activations with a quantised weight for which there are kernels for this number of rows.
     fn exact(&mut self, weight: Weight, format: QuantFormat, layout: QuantLayout, rows: usize) {
-        let Weight { name, n, k, .. } = weight;
-        let (dtype, size) = (self.dtype, self.size());
-        let few = manifest::mmvq_rows(rows).filter(|_| format.is_float());
-        let tile = manifest::GEMM_QUANT_TILES.into_iter().find(|(_, most)| rows as u32 <= *most);
-        let tile = tile.filter(|_| self.chip().has_sm80() && dtype != Dtype::F32).map(|(tile_rows, _)| tile_rows);
-        let instance = match (few, tile) {
-            (Some(most), _) => manifest::gemv_quant(format, dtype, dtype, most),
-            (None, Some(tile_rows)) => manifest::gemm_quant(format, dtype, dtype, tile_rows),
-            (None, None) => return,
-        };
+        let dtype = self.dtype;
+        if let Some(most) = manifest::mmvq_rows(rows).filter(|_| format.is_float()) {
+            self.exact_by(
+                manifest::gemv_quant(format, dtype, dtype, most),
+                weight,
+                layout,
+                rows,
+                QuantLinearParams::grid,
+            );
+        }
+        if rows as u32 <= manifest::skinny_quant_most(self.chip(), dtype, weight.k as u32) {
+            self.skinny_quant(weight, format, layout, rows);
+        } else if self.chip().has_sm80() && dtype != Dtype::F32 && rows as u32 <= manifest::GEMM_QUANT_MOST {
+            let instance = manifest::gemm_quant(format, dtype, dtype);
+            self.exact_by(instance, weight, layout, rows, QuantLinearParams::gemm_grid);
+        }
+    }
+
+    /// Returns the work of a product of exact activations, and the regions of planes, input and output.
+    fn exact_work(&self, weight: Weight, layout: QuantLayout, rows: usize) -> (Work, [Region; 3]) {
+        let (Weight { name, n, k, .. }, size) = (weight, self.size());
         let mut plan = Plan::default();
         let planes = plan.take(layout.bytes() as u64);
         let [input, out] = [k, n].map(|cols| plan.take((rows * cols * size) as u64));
         let bytes = layout.bytes() + rows * (k + n) * size;
         let what = format!("{name} {n}x{k}, {}", counted(rows, "row"));
         let work = Work { what, bytes, flops: 2 * rows * n * k, plan, tables: Tables::default() };
+        (work, [planes, input, out])
+    }
+
+    fn exact_by(
+        &mut self,
+        instance: Instance,
+        weight: Weight,
+        layout: QuantLayout,
+        rows: usize,
+        grid: fn(&QuantLinearParams) -> [u32; 3],
+    ) {
+        let (work, regions) = self.exact_work(weight, layout, rows);
         self.kernel(instance, work, move |at, _| {
-            let params = weight.product(layout, [planes, input, out].map(|region| at.data(region)), rows);
-            let grid = tile.filter(|_| few.is_none()).map_or_else(|| params.grid(), |rows| params.gemm_grid(rows));
-            (params, grid)
+            let params = weight.product(layout, regions.map(|region| at.data(region)), rows);
+            (params, grid(&params))
+        });
+    }
+
+    fn skinny_quant(&mut self, weight: Weight, format: QuantFormat, layout: QuantLayout, rows: usize) {
+        let Some(most) = manifest::SKINNY_QUANT_TILES.into_iter().find(|most| rows as u32 <= *most) else { return };
+        let instance = manifest::gemm_skinny_quant(format, self.dtype, most);
+        let (n, k, outputs) = (weight.n as u32, weight.k as u32, instance.threads);
+        let (mut work, regions) = self.exact_work(weight, layout, rows);
+        let InputParts { steps, count } = InputParts::new(WeightStage::quantised(format), n, k, self.device.processors);
+        let tiles = n.div_ceil(outputs);
+        let sums = u64::from(tiles * outputs) * u64::from(count * most);
+        let partial = work.plan.take(sums * size_of::<f32>() as u64);
+        let tickets = work.tables.add(std::iter::repeat_n(0, tiles as usize));
+        self.kernel(instance, work, move |at, threads| {
+            let product = weight.product(layout, regions.map(|region| at.data(region)), rows);
+            let (partial, tickets) = (at.data(partial), at.table(tickets));
+            let params = SkinnyQuantParams { partial, tickets, product, steps, out_f32: 0 };
+            (params, params.grid(threads))
         });
     }
 

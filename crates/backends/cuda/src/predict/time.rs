@@ -104,7 +104,7 @@ fn chain(source: Source, has_parts: bool) -> f64 {
     match source {
         sources::ATTENTION_DECODE | sources::ATTENTION_DECODE_VOLTA | sources::ATTENTION_LATENT => 5.0,
         sources::ATTENTION_PREFILL | sources::ATTENTION_PREFILL_VOLTA | sources::ATTENTION_PLAIN => 3.0,
-        sources::GEMM_SKINNY if has_parts => 3.0,
+        sources::GEMM_SKINNY | sources::GEMM_SKINNY_QUANT if has_parts => 3.0,
         // The parameters of a row, a ticket, and the parts of the other CTAs.
         sources::SAMPLING => 3.0,
         sources::ROWS | sources::QKV_POST => 2.0,
@@ -117,12 +117,18 @@ fn chain(source: Source, has_parts: bool) -> f64 {
 fn depth(instance: &Instance) -> Option<f64> {
     let stages = match instance.source {
         sources::GEMM_SKINNY => SKINNY_STAGES,
+        sources::GEMM_SKINNY_QUANT => skinny_quant_stages(instance),
         sources::GEMM_MMA if instance.name.ends_with("large") => GemmTile::Large.stages(),
         sources::GEMM_MMA => GemmTile::Small.stages(),
         // All stages but the one that is multiplied are in flight.
         _ => instance.key_tiles?.stages as usize + 1,
     };
     Some(stages.saturating_sub(2).max(1) as f64)
+}
+
+/// Number of stages of a product of few rows with a quantised weight: the last argument of its template.
+fn skinny_quant_stages(instance: &Instance) -> usize {
+    instance.call.split([',', '>']).filter_map(|part| part.trim().parse().ok()).next_back().unwrap_or(2)
 }
 
 /// Returns whether a kernel has code for several cases, of which one runs in a CTA: rows that are no multiple of 16 bytes, activations,

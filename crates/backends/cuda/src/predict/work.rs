@@ -7,7 +7,7 @@ use std::any::Any;
 use octavo_kernels::manifest::{Dtype, GemmTile, Instance, STAGE_INPUTS};
 use octavo_kernels::params::{
     DequantizeParams, FusedLinearParams, GLU_COLUMNS, LinearParams, QuantGluParams, QuantLinearParams, QuantPairParams,
-    QuantizeParams, SkinnyLinearParams,
+    QuantizeParams, SkinnyLinearParams, SkinnyQuantParams,
 };
 use octavo_kernels::parts::SKINNY_OUTPUTS;
 use octavo_kernels::quant::QuantFormat;
@@ -141,6 +141,14 @@ pub(super) fn of_product(
     if let Some(params) = params.downcast_ref::<QuantLinearParams>() {
         return Some(quantised(instance, grid, params, (format_of(&instance.name)?, sizes)));
     }
+    if let Some(params) = params.downcast_ref::<SkinnyQuantParams>() {
+        let QuantLinearParams { m, n, .. } = params.product;
+        let (mut work, name) = quantised(instance, grid, &params.product, (format_of(&instance.name)?, sizes));
+        if params.out_f32 == 1 {
+            work.activations += u64::from(m) * u64::from(n) * (4 - sizes.dtype.bytes() as u64);
+        }
+        return Some((Work { iterations: params.steps.into(), ..work }, name));
+    }
     if let Some(QuantPairParams { first, second }) = params.downcast_ref() {
         let (one, other) = instance.name.split_once("and")?;
         let (mut work, _) = quantised(instance, grid, first, (format_of(one)?, sizes));
@@ -247,6 +255,8 @@ fn quantised(
             (weight, groups.div_ceil(if rows <= 2 { 64 } else { 32 }))
         }
         sources::QUANTIZED => (weight, groups.div_ceil(32)),
+        // Each CTA loads a part of the inputs of its outputs and of all rows.
+        sources::GEMM_SKINNY_QUANT => (x * (u64::from(instance.threads) * row + rows * columns * element), 0),
         // Warps take turns at pairs of groups of 16 outputs.
         sources::GEMM_QUANT => (x * y * (16 * row + rows * columns * element), groups.div_ceil(2 * warps(instance))),
         _ => (0, 0),
