@@ -3,10 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::OnceLock;
 
+use octavo_backend_cuda::testing::hash;
 use octavo_kernels::manifest::{self, Chip, Instance};
 use octavo_kernels::sources::{HEADERS, Source};
-use sha2::{Digest, Sha256};
 
 use crate::committed::{self, Committed, Table};
 use crate::{Program, RELEASE, programs};
@@ -37,20 +38,17 @@ fn digest(chip: Chip, source: Source, instances: &[Instance]) -> String {
     let mut parts = vec![arch.as_str(), &release, &program];
     parts.extend(HEADERS.iter().flat_map(|(name, text)| [*name, *text]));
     parts.extend(TESTS);
-    let mut hash = Sha256::new();
-    for part in parts {
-        // The length is included, so that different lists have different input.
-        hash.update((part.len() as u64).to_le_bytes());
-        hash.update(part);
-    }
-    hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+    hash(parts)
 }
 
 /// Returns whether a program is to be compiled.
 pub(crate) fn is_wanted(chip: Chip, source: Source, instances: &[Instance]) -> bool {
-    let all = std::env::var_os("OCTAVO_ALL_KERNELS").is_some_and(|value| value == "1");
-    let known = || CHECKED.read::<String>().get(&chip.arch())?.get(name(source)).cloned();
-    all || committed::is_rewritten() || known() != Some(digest(chip, source, instances))
+    static KNOWN: OnceLock<Table<String>> = OnceLock::new();
+    if committed::is_rewritten() || std::env::var_os("OCTAVO_ALL_KERNELS").is_some_and(|value| value == "1") {
+        return true;
+    }
+    let known = KNOWN.get_or_init(|| CHECKED.read()).get(&chip.arch()).and_then(|of_chip| of_chip.get(name(source)));
+    known != Some(&digest(chip, source, instances))
 }
 
 #[test]

@@ -18,6 +18,11 @@ use crate::{CacheType, CudaConfig, Dtype, Memory};
 
 pub use kernels::{DeviceKernels, HostArray, KernelPlaces, pack_folder};
 
+/// Returns the hash of a list of texts that names the files of caches: 128 bits in hexadecimal.
+pub fn hash<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
+    crate::cache::hash(parts)
+}
+
 /// Devices of the stand-in, unless OCTAVO_STANDIN_DEVICES lists others.
 pub mod devices {
     /// A device with sm_90 and 1 GiB.

@@ -109,15 +109,21 @@ impl TuningFile {
     }
 }
 
+/// Returns whether a time saves [`LEAST_GAIN`] of that of the usual choice.
+fn gains(time: Duration, usual: Duration) -> bool {
+    time.as_secs_f64() < usual.as_secs_f64() * (1.0 - LEAST_GAIN)
+}
+
 /// Returns the way for each number of rows: the usual one, unless another saves [`LEAST_GAIN`] of its time. A way without a time is
 /// not chosen.
 fn fastest(usual: Choice, times: &Times) -> Choice {
     let mut choice = usual;
     for (way, times) in choice.ways.iter_mut().zip(times) {
-        let most = times.get(way).map_or(f64::INFINITY, |usual| usual.as_secs_f64() * (1.0 - LEAST_GAIN));
+        let usual = times.get(way);
         // The order of the ways decides between equal times.
-        let faster = Way::ALL.into_iter().filter_map(|way| Some((way, times.get(&way)?.as_secs_f64())));
-        let least = faster.filter(|(_, seconds)| *seconds < most).min_by(|a, b| a.1.total_cmp(&b.1));
+        let timed = Way::ALL.into_iter().filter_map(|way| Some((way, *times.get(&way)?)));
+        let faster = timed.filter(|(_, time)| usual.is_none_or(|usual| gains(*time, *usual)));
+        let least = faster.min_by_key(|(_, time)| *time);
         *way = least.map_or(*way, |(way, _)| way);
     }
     choice

@@ -8,8 +8,9 @@ use crate::cli::layers::{PREFIX, WITH_VARIABLES, nearest, variable};
 const OTHERS: [&str; 3] = ["OCTAVO_CACHE", "OCTAVO_CUDA_EARLY_LAUNCHES", "OCTAVO_CUDA_LIBS"];
 
 /// Prefixes of variables that tests, benches and scripts of this repository read.
-const DEVELOPMENT: [&str; 27] = [
+const DEVELOPMENT: [&str; 28] = [
     "OCTAVO_ADVISORIES",
+    "OCTAVO_ALL_KERNELS",
     "OCTAVO_API_CASES",
     "OCTAVO_BENCH_",
     "OCTAVO_BIN",

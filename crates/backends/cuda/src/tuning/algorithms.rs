@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use octavo_ops::{BackendError, Rows};
 
-use super::{LEAST_GAIN, MEASURED_ROWS, measured_count};
+use super::{MEASURED_ROWS, gains, measured_count};
 use crate::forward::Machine;
 use crate::libraries::cublaslt::{Algorithm, Operands, Shape, buckets};
 use crate::lower::Stage;
@@ -53,12 +53,11 @@ impl LibraryProduct {
     }
 }
 
-/// Returns the algorithm with the least time if it saves [`LEAST_GAIN`] of that of the first one, which is the library's choice, and
-/// else the first.
+/// Returns the algorithm with the least time if that gains enough over the first one, which is the library's choice, and else the
+/// first.
 fn fastest(times: &[(Algorithm, Duration)]) -> Option<Algorithm> {
     let (first, least) = (times.first()?, times.iter().min_by_key(|(_, time)| *time)?);
-    let gains = least.1.as_secs_f64() < first.1.as_secs_f64() * (1.0 - LEAST_GAIN);
-    Some(if gains { least.0 } else { first.0 })
+    Some(if gains(least.1, first.1) { least.0 } else { first.0 })
 }
 
 impl Machine {
