@@ -3,8 +3,9 @@
 //
 // As in gemm_skinny.cu, outputs are the rows of a tile, and CTAs share the inputs of an output in equal parts. Codes are converted to
 // 16 bits exactly and multiplied as they are. Their sum over the inputs that have a scale in common starts from zero, and the scale is
-// applied to it in f32, so no weight is rounded. Minima are multiplied with the sums of the activations. The sums of a part are added
-// in the order of the inputs, and the parts in their order, so a row's bits depend neither on ROWS nor on the other rows.
+// applied to it in f32, so no weight is rounded but the numbers of NF4 and FP4. Minima are multiplied with the sums of the
+// activations, and in bf16 make up for a constant in the codes (LEFT). The sums of a part are added in the order of the inputs, and the
+// parts in their order, so a row's bits depend neither on ROWS nor on the other rows.
 #include "linear.h"
 #include "quant.h"
 #include "skinny.h"

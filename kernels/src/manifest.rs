@@ -231,15 +231,6 @@ impl Chips {
     }
 }
 
-/// Tiles of keys that a kernel of attention multiplies one after the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KeyTiles {
-    /// Number of keys of a tile.
-    pub keys: u32,
-    /// Number of tiles that a CTA of prefill or a warp of decode has in shared memory at once.
-    pub stages: u32,
-}
-
 /// An entry point.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Instance {
@@ -262,8 +253,11 @@ pub struct Instance {
     /// Minimum number of CTAs on a multiprocessor at once, which limits the registers that the compiler may use. 0
     /// leaves it to the compiler.
     pub resident: u32,
-    /// Tiles of a kernel of attention on tensor cores from sm_75 on, as far as its template has their sizes.
-    pub key_tiles: Option<KeyTiles>,
+    /// Number of stages of shared memory that a CTA, or a warp of decode attention, copies and multiplies in turn, if the template
+    /// has it.
+    pub stages: Option<u32>,
+    /// Number of keys of a stage of attention on tensor cores, if the template has it.
+    pub stage_keys: Option<u32>,
 }
 
 impl Instance {
@@ -279,7 +273,8 @@ impl Instance {
             dynamic_shared: 0,
             chips: Chips::All,
             resident: 0,
-            key_tiles: None,
+            stages: None,
+            stage_keys: None,
         }
     }
 
@@ -293,9 +288,14 @@ impl Instance {
         Self { dynamic_shared, ..self }
     }
 
-    /// Sets the tiles of keys.
-    pub(crate) fn with_key_tiles(self, keys: usize, stages: usize) -> Self {
-        Self { key_tiles: Some(KeyTiles { keys: keys as u32, stages: stages as u32 }), ..self }
+    /// Sets the number of stages.
+    pub(crate) fn with_stages(self, stages: usize) -> Self {
+        Self { stages: Some(stages as u32), ..self }
+    }
+
+    /// Sets the number of keys of a stage.
+    pub(crate) fn with_stage_keys(self, keys: usize) -> Self {
+        Self { stage_keys: Some(keys as u32), ..self }
     }
 
     /// Restricts the instance to these chips.
@@ -409,14 +409,21 @@ mod tests {
     }
 
     #[test]
-    fn attention_with_stages_of_keys_has_their_sizes() {
-        let (decode, prefill) = (crate::sources::ATTENTION_DECODE, crate::sources::ATTENTION_PREFILL);
+    fn stages_and_their_keys_are_those_of_the_templates() {
+        use crate::sources::{ATTENTION_DECODE, ATTENTION_PREFILL, GEMM_F8, GEMM_MMA, GEMM_SKINNY, GEMM_SKINNY_QUANT};
         for instance in Chip::CHECKED.into_iter().flat_map(all) {
-            assert_eq!(instance.key_tiles.is_some(), [decode, prefill].contains(&instance.source), "{}", instance.name);
-            let Some(KeyTiles { keys, stages }) = instance.key_tiles else { continue };
-            // What follows the element type, the head size and two other numbers.
-            let argument = instance.call.split([',', '>']).nth(4).and_then(|number| number.trim().parse().ok());
-            assert_eq!(argument, Some(if instance.source == decode { stages } else { keys }), "{}", instance.call);
+            let numbers = instance.call.split([',', '>']).filter_map(|argument| argument.trim().parse().ok());
+            let numbers: Vec<u32> = numbers.collect();
+            let (stages, keys) = match instance.source {
+                // What follows the head size and two other numbers, and is the last but for the type of a cache.
+                ATTENTION_DECODE => (numbers.get(3), Some(&(crate::params::KV_BLOCK as u32))),
+                ATTENTION_PREFILL => (Some(&(attention::PREFILL_STAGES as u32)), numbers.get(3)),
+                GEMM_MMA | GEMM_SKINNY | GEMM_SKINNY_QUANT => (numbers.last(), None),
+                GEMM_F8 if instance.name.starts_with("gemm") => (numbers.last(), None),
+                _ => (None, None),
+            };
+            let found = (instance.stages.as_ref(), instance.stage_keys.as_ref());
+            assert_eq!(found, (stages, keys), "{}: {}", instance.name, instance.call);
         }
     }
 

@@ -227,7 +227,7 @@ fn tensor_decode(chip: Chip, types: AttentionTypes, head_size: usize, tile: u32)
     let name = format!("paged_decode_{}_d{head_size}_g{tile}{ending}", dtype.name());
     let instance = Instance::new::<PagedDecodeParams>(sources::ATTENTION_DECODE, name, call, 32 * warps);
     let shared = warps as usize * stages * stage;
-    let instance = instance.with_shared(shared).with_key_tiles(KV_BLOCK, stages).on(Chips::FromSm80);
+    let instance = instance.with_shared(shared).with_stages(stages).with_stage_keys(KV_BLOCK).on(Chips::FromSm80);
     // The registers allow four CTAs, or three with 16 heads. A CTA has less than a KiB of other memory, and the system takes one.
     let by_registers = if tile > 8 { 3 } else { 4 };
     let resident = (shared_memory(chip) / (shared + (2 << 10))).min(by_registers) as u32;
@@ -244,7 +244,7 @@ const fn shared_memory(chip: Chip) -> usize {
 }
 
 /// Number of stages of keys and values of a CTA of prefill attention.
-const PREFILL_STAGES: usize = 2;
+pub(super) const PREFILL_STAGES: usize = 2;
 
 /// Sizes of a CTA of prefill attention.
 struct PrefillShape {
@@ -322,7 +322,8 @@ pub fn paged_prefill(chip: Chip, types: impl Into<AttentionTypes>, head_size: us
         let name = format!("paged_prefill_{}_d{head_size}_{}x{keys}{ending}", dtype.name(), shape.rows());
         let threads = 32 * warps as u32;
         let instance = Instance::new::<AttentionParams>(sources::ATTENTION_PREFILL, name, call, threads);
-        let instance = instance.with_shared(shape.shared(head_size, cache)).with_key_tiles(keys, PREFILL_STAGES);
+        let instance =
+            instance.with_shared(shape.shared(head_size, cache)).with_stages(PREFILL_STAGES).with_stage_keys(keys);
         let instance = instance.resident(resident).on(tensor_chips(dtype));
         // A multiprocessor of sm_75 has 64 KiB of shared memory.
         return (chip.has_sm80() || instance.dynamic_shared <= 64 << 10).then_some(instance);

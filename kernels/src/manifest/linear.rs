@@ -88,6 +88,7 @@ pub fn gemm(chip: Chip, dtype: Dtype, out: Dtype, tile: GemmTile) -> Instance {
         let call = format!("gemm_mma<{types}, {tile_m}, {tile_n}, {warp}, {stages}>");
         Instance::new::<LinearParams>(sources::GEMM_MMA, format!("gemm_mma_{kind}_{suffix}"), call, threads)
             .with_shared(stages * stage_bytes)
+            .with_stages(stages)
             .on(tensor_chips(dtype))
     } else {
         let call = format!("gemm_volta<{}, {tile_m}, {tile_n}, {warp}>", out.c_name());
@@ -214,6 +215,7 @@ pub fn gemm_skinny(dtype: Dtype, out: Dtype, rows: u32) -> Instance {
     let stage_bytes = (SKINNY_OUTPUTS + rows) as usize * STAGE_INPUTS * dtype.bytes();
     Instance::new::<SkinnyLinearParams>(sources::GEMM_SKINNY, name, call, 128)
         .with_shared(SKINNY_STAGES * stage_bytes)
+        .with_stages(SKINNY_STAGES)
         .on(Chips::FromSm80)
 }
 
@@ -278,9 +280,15 @@ pub fn gemm_skinny_quant(format: QuantFormat, dtype: Dtype, rows: u32) -> Instan
     let QuantTile { warps, stages, shared } = QuantTile::new(format, rows);
     let call = format!("gemm_skinny_quant<{}, {}, {rows}, {warps}, {stages}>", format.c_name(), dtype.c_name());
     let name = format!("gemm_skinny_quant_{}_{}_m{rows}", format.name(), dtype.name());
-    Instance::new::<SkinnyQuantParams>(sources::GEMM_SKINNY_QUANT, name, call, warps as u32 * 32)
+    let instance = Instance::new::<SkinnyQuantParams>(sources::GEMM_SKINNY_QUANT, name, call, warps as u32 * 32)
         .with_shared(shared)
-        .on(Chips::FromSm80)
+        .with_stages(stages)
+        .on(Chips::FromSm80);
+    match (format, rows) {
+        // By default the compiler spills a little to fit one more CTA, on one chip or another.
+        (QuantFormat::Fp4 | QuantFormat::Iq4Xs, 32) => instance.resident(1),
+        _ => instance,
+    }
 }
 
 /// Numbers of rows with [`mmvq`] instances.
@@ -382,6 +390,7 @@ pub fn gemm_f8(out: Dtype) -> Instance {
     // A row of a stage has 64 bytes.
     Instance::new::<QuantLinearParams>(sources::GEMM_F8, format!("gemm_f8_{}", out.name()), call, 256)
         .with_shared(stages * (rows + outputs) as usize * 64)
+        .with_stages(stages)
         .on(Chips::Fp8Mma)
 }
 

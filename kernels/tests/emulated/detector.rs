@@ -46,7 +46,8 @@ fn instance(source: Source, name: &str, defect: usize) -> Instance {
         dynamic_shared: 4096,
         chips: Chips::All,
         resident: 0,
-        key_tiles: None,
+        stages: None,
+        stage_keys: None,
     }
 }
 

@@ -84,7 +84,8 @@ fn structs_lie_as_in_c() {
         dynamic_shared: 0,
         chips: Chips::All,
         resident: 0,
-        key_tiles: None,
+        stages: None,
+        stage_keys: None,
     };
     let mut found = vec![u32::MAX; expected.len()];
     let params = GatherRowsParams { out: address_mut(&mut found), ..Default::default() };

@@ -27,7 +27,8 @@ impl Machine {
             dynamic_shared: 4096,
             chips: Chips::All,
             resident: 0,
-            key_tiles: None,
+            stages: None,
+            stage_keys: None,
         };
         Self { emulation: Emulation::new(std::slice::from_ref(&instance)).unwrap_or_else(|e| panic!("{e}")), instance }
     }

@@ -1,8 +1,9 @@
 //! Committed files of what is known of each instance, with which compiled programs are compared.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{Debug, Write as _};
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
 use octavo_kernels::manifest::{self, Chip};
 use serde::Serialize;
@@ -49,18 +50,36 @@ impl Committed {
         text
     }
 
-    /// Rewrites the file.
-    pub(crate) fn write<T: Serialize>(&self, table: &Table<T>) {
-        std::fs::write(self.path(), self.written(table)).expect("the file is writable");
+    /// Writes what was found into the file, and keeps what else is known of names that exist on a chip.
+    pub(crate) fn update<T>(&self, found: &Table<T>, exists: impl Fn(Chip, &str) -> bool)
+    where
+        T: Serialize + DeserializeOwned + Clone,
+    {
+        let mut table = self.read::<T>();
+        for chip in Chip::CHECKED {
+            let of_chip = table.entry(chip.arch()).or_default();
+            of_chip.retain(|name, _| exists(chip, name));
+            of_chip.extend(found.get(&chip.arch()).cloned().unwrap_or_default());
+        }
+        std::fs::write(self.path(), self.written(&table)).expect("the file is writable");
     }
 
-    /// Compares what was found with the file, which is rewritten first if that is asked for and all chips were compiled. Instances of
-    /// programs that were not compiled are known from the file alone.
-    pub(crate) fn compare<T: Serialize + DeserializeOwned + PartialEq + Debug>(&self, found: &Table<T>) {
-        if is_rewritten() && found.len() == Chip::CHECKED.len() {
-            self.write(found);
+    /// Compares what was found with the file, into which it is written first if that is asked for. Instances of programs that were not
+    /// compiled are known from the file alone.
+    pub(crate) fn compare<T>(&self, found: &Table<T>)
+    where
+        T: Serialize + DeserializeOwned + Clone + PartialEq + Debug,
+    {
+        // Several tests compare.
+        static IN_USE: Mutex<()> = Mutex::new(());
+        let in_use = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_rewritten() {
+            let names = |chip: Chip| manifest::all(chip).into_iter().map(|instance| instance.name).collect();
+            let existing: BTreeMap<_, BTreeSet<_>> = Chip::CHECKED.map(|chip| (chip.arch(), names(chip))).into();
+            self.update(found, |chip, name| existing[&chip.arch()].contains(name));
         }
         let (file, none) = (self.read::<T>(), BTreeMap::new());
+        drop(in_use);
         let mut differences = String::new();
         for (chip, instances) in found {
             let known = file.get(chip).unwrap_or(&none);

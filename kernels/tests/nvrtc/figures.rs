@@ -51,7 +51,7 @@ fn found() -> Table<Code> {
 }
 
 #[test]
-fn the_figures_of_machine_code_are_those_of_the_file() {
+pub(crate) fn the_figures_of_machine_code_are_those_of_the_file() {
     let found = found();
     if !found.is_empty() {
         FIGURES.compare(&found);

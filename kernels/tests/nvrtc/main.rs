@@ -111,8 +111,8 @@ fn every_instance_keeps_its_budget() {
         return;
     }
     for (chip, instances) in &found {
-        let spilled = instances.iter().find(|(_, usage)| usage.stack > 0 || usage.spills > 0);
-        assert_eq!(spilled, None, "{chip}: a kernel keeps values in memory instead of registers");
+        let spilled: Vec<_> = instances.iter().filter(|(_, usage)| usage.stack > 0 || usage.spills > 0).collect();
+        assert!(spilled.is_empty(), "{chip}: kernels keep values in memory instead of registers: {spilled:?}");
     }
     BUDGET.compare(&found);
 }
@@ -201,7 +201,11 @@ fn machine_code_is_what_was_meant() {
 fn check_code(instance: &Instance, chip: Chip, code: &[String]) {
     let context = format!("{} on {}", instance.name, chip.arch());
     // The four steps of Volta's instruction count as one.
-    let is_tensor = |c: &&String| c.starts_with("HMMA") || c.starts_with("QMMA");
+    let is_tensor = |c: &&String| {
+        // Minima are multiplied in TF32.
+        let is_of_minima = instance.source == sources::GEMM_SKINNY_QUANT && c.starts_with("HMMA.1684.F32.TF32");
+        (c.starts_with("HMMA") || c.starts_with("QMMA")) && !is_of_minima
+    };
     let tensor: Vec<_> = code.iter().filter(is_tensor).map(|c| c.split(".STEP").next()).collect();
     match tensor_instruction(instance) {
         Some(meant) => assert!(
@@ -219,10 +223,13 @@ fn check_code(instance: &Instance, chip: Chip, code: &[String]) {
     if instance.name.starts_with("mmvq") {
         assert!(code.iter().any(|c| c.starts_with("IDP.4A")), "{context} multiplies no four bytes at once");
     }
-    let copying = [sources::GEMM_MMA, sources::GEMM_SKINNY, sources::EXPERT_MMA, sources::ATTENTION_DECODE];
-    if copying.contains(&instance.source) || instance.name.starts_with("gemm_f8") {
-        assert!(code.iter().any(|c| c.starts_with("LDGSTS.E.BYPASS")), "{context} does not copy behind its back");
+    let with_matrices = [sources::GEMM_MMA, sources::GEMM_SKINNY, sources::EXPERT_MMA, sources::ATTENTION_DECODE];
+    let loads_matrices = with_matrices.contains(&instance.source) || instance.name.starts_with("gemm_f8");
+    if loads_matrices {
         assert!(code.iter().any(|c| c.starts_with("LDSM")), "{context} has no ldmatrix");
+    }
+    if loads_matrices || instance.source == sources::GEMM_SKINNY_QUANT {
+        assert!(code.iter().any(|c| c.starts_with("LDGSTS.E.BYPASS")), "{context} does not copy behind its back");
     }
     let is_e4m3 = instance.name.ends_with("_e4m3");
     if instance.source == sources::ATTENTION_DECODE_VOLTA {

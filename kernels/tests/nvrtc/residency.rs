@@ -10,6 +10,7 @@ use octavo_kernels::params::{
 };
 use octavo_kernels::parts::SKINNY_OUTPUTS;
 use octavo_kernels::plan::{DecodePlan, DecodeTile, split_tokens};
+use octavo_kernels::quant::QuantFormat;
 use octavo_kernels::sources::{self, SOURCES};
 use octavo_kernels::usage::{Usage, occupancy};
 use octavo_ops::datasheet::DataSheet;
@@ -157,6 +158,29 @@ fn weights_of_few_rows_are_asked_for_in_time() {
             assert!(held >= 1 && f64::from(in_flight) >= needed, "{context}");
             // On a data centre's chip, one starts while another ends.
             assert!(chip != Chip::SM_90 || held >= 2, "{context}, {held} resident");
+        }
+    }
+}
+
+#[test]
+fn quantised_weights_of_few_rows_are_asked_for_in_time() {
+    let budget = budget();
+    for (chip, sheet) in DEVICES {
+        let needed = needed_in_flight(&sheet);
+        for (dtype, rows) in
+            [Dtype::F16, Dtype::Bf16].into_iter().flat_map(|d| manifest::SKINNY_QUANT_TILES.map(|r| (d, r)))
+        {
+            for format in QuantFormat::ALL {
+                let instance = manifest::gemm_skinny_quant(format, dtype, rows);
+                let held = resident(&budget, chip, &instance);
+                let elements = instance.threads * manifest::SKINNY_QUANT_INPUTS;
+                let stage = elements as usize / format.block_elements() * format.block_bytes();
+                // One stage is multiplied.
+                let in_flight = (instance.stages.expect("stages") - 1) * stage as u32 * held;
+                let context = format!("{} on {}: {in_flight} of {needed:.0} bytes", instance.name, sheet.name);
+                println!("{context}, {held} resident");
+                assert!(f64::from(in_flight) >= needed, "{context}");
+            }
         }
     }
 }

@@ -271,7 +271,7 @@ impl PaperProgram {
     }
 }
 
-/// Number of keys in a tile of attention in kernels without [`KeyTiles`](octavo_kernels::manifest::KeyTiles).
+/// Number of keys in a tile of attention in kernels without a number of their own.
 const TILE_KEYS: u64 = 32;
 
 /// A layer's attention in a step.
@@ -296,8 +296,8 @@ impl Attended<'_> {
             Attention::Planned { prefill, .. } | Attention::Tiled { prefill, .. } => {
                 let keys = self.tile_keys(prefill.tile.queries as usize);
                 launch.work.asked = self.heads.q as u64 / u64::from(prefill.tile.heads) * keys * row;
-                let tiles = launch.instance.as_ref().and_then(|instance| instance.key_tiles);
-                let tile = tiles.map_or(TILE_KEYS, |tiles| u64::from(tiles.keys));
+                let tile = launch.instance.as_ref().and_then(|instance| instance.stage_keys);
+                let tile = tile.map_or(TILE_KEYS, u64::from);
                 launch.work.iterations = keys.div_ceil(tile * self.exact.tiles.max(1) as u64);
             }
             Attention::Plain { .. } => launch.work.asked = self.heads.q as u64 * self.pairs() * row,
@@ -307,11 +307,11 @@ impl Attended<'_> {
     /// Returns the average number of tiles of a split that each warp of decode attention on tensor cores multiplies; 0 for another
     /// kernel.
     fn split_tiles(&self, instance: &Instance) -> u64 {
-        let Some(tiles) = instance.key_tiles else { return 0 };
+        let Some(tile) = instance.stage_keys else { return 0 };
         let keys: u64 =
             self.batch.seq_lens.iter().map(|&keys| u64::from(keys).min(self.window.unwrap_or(usize::MAX) as u64)).sum();
         let (splits, warps) = (self.exact.splits.max(1) as u64, u64::from(instance.threads / 32));
-        keys.div_ceil(splits).div_ceil(tiles.keys.into()).div_ceil(warps)
+        keys.div_ceil(splits).div_ceil(tile.into()).div_ceil(warps)
     }
 
     /// Returns the number of keys that the tiles of prefill see, of `tile` queries each, added up.

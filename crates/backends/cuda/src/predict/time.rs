@@ -15,7 +15,7 @@
 use std::fmt;
 
 use octavo_kernels::figures;
-use octavo_kernels::manifest::{GemmTile, Instance, SKINNY_STAGES};
+use octavo_kernels::manifest::Instance;
 use octavo_kernels::sources::{self, Source};
 use octavo_kernels::usage::occupancy;
 
@@ -113,22 +113,10 @@ fn chain(source: Source, has_parts: bool) -> f64 {
 }
 
 /// Number of iterations of a main loop whose copies are in flight at once while others are multiplied: stages that are neither
-/// multiplied nor about to be. `None` where a warp waits for its own loads.
+/// multiplied nor about to be, and in attention all others. `None` where a warp waits for its own loads.
 fn depth(instance: &Instance) -> Option<f64> {
-    let stages = match instance.source {
-        sources::GEMM_SKINNY => SKINNY_STAGES,
-        sources::GEMM_SKINNY_QUANT => skinny_quant_stages(instance),
-        sources::GEMM_MMA if instance.name.ends_with("large") => GemmTile::Large.stages(),
-        sources::GEMM_MMA => GemmTile::Small.stages(),
-        // All stages but the one that is multiplied are in flight.
-        _ => instance.key_tiles?.stages as usize + 1,
-    };
-    Some(stages.saturating_sub(2).max(1) as f64)
-}
-
-/// Number of stages of a product of few rows with a quantised weight: the last argument of its template.
-fn skinny_quant_stages(instance: &Instance) -> usize {
-    instance.call.split([',', '>']).filter_map(|part| part.trim().parse().ok()).next_back().unwrap_or(2)
+    let busy = if instance.stage_keys.is_some() { 1 } else { 2 };
+    Some(f64::from(instance.stages?.saturating_sub(busy).max(1)))
 }
 
 /// Returns whether a kernel has code for several cases, of which one runs in a CTA: rows that are no multiple of 16 bytes, activations,
