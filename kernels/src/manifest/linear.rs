@@ -286,7 +286,7 @@ pub fn gemm_skinny_quant(format: QuantFormat, dtype: Dtype, rows: u32) -> Instan
         .on(Chips::FromSm80);
     match (format, rows) {
         // By default the compiler spills a little to fit one more CTA, on one chip or another.
-        (QuantFormat::Fp4 | QuantFormat::Iq4Xs, 32) => instance.resident(1),
+        (QuantFormat::Mxfp4 | QuantFormat::Nf4 | QuantFormat::Fp4 | QuantFormat::Iq4Xs, 32) => instance.resident(1),
         _ => instance,
     }
 }
