@@ -6,8 +6,8 @@
 // applied to it in f32, so no weight is rounded but the numbers of NF4 and FP4. Minima are multiplied with the sums of the
 // activations, and in bf16 make up for a constant in the codes (LEFT). The sums of a part are added in the order of the inputs, and the
 // parts in their order, so a row's bits depend neither on ROWS nor on the other rows.
+#include "code_pairs.h"
 #include "linear.h"
-#include "quant.h"
 #include "skinny.h"
 
 // Number of groups of 32 inputs in a stage.
@@ -37,50 +37,6 @@ DEVICE u32 staged_code(u32 row, u32 piece) { return piece ^ (row / 2 % 4); }
 // Returns the place of a piece of 16 bytes in a row of the input. Four rows, of which 32 bytes each are read together, are in
 // different banks.
 DEVICE u32 staged_input(u32 row, u32 piece) { return piece ^ (row % 4 * 2); }
-
-// Upper byte of a number whose mantissa is a byte below: 1024 + byte in f16, and in bf16 128 + byte, which has seven bits there.
-template <class T>
-constexpr u32 EXPONENT = 0;
-template <>
-constexpr u32 EXPONENT<f16> = 0x64;
-template <>
-constexpr u32 EXPONENT<bf16> = 0x43;
-
-// Returns two of four bytes with the exponent.
-template <class T>
-DEVICE u32 with_exponent(u32 bytes, u32 first) {
-    return permute_bytes(bytes, EXPONENT<T> * 0x01010101, first ? 0x4342 : 0x4140);
-}
-
-// Number that is left in the codes of a format with minima, which make up for it. With 1024, or in codes of two bits, the sums would
-// lose too much.
-template <class F, class T>
-constexpr u32 LEFT = F::MINS == 1 && F::OFFSET == 0 && !F::IS_SIGNED && EXPONENT<T> == EXPONENT<bf16> ? 128 : 0;
-
-// Converts four codes to T, less OFFSET and with what is LEFT. That is exact but for numbers of a table, which are rounded.
-template <class F, class T>
-DEVICE void code_pairs(u32 codes, u32 (&pairs)[2]) {
-    if constexpr (F::IS_FLOAT) {
-        float values[4];
-        F::decode(codes, values);
-#pragma unroll
-        for (u32 i = 0; i < 2; ++i) pairs[i] = pack_pair<T>(values[i * 2], values[i * 2 + 1]);
-    } else if constexpr (F::IS_SIGNED && EXPONENT<T> == EXPONENT<bf16>) {
-        // The bit of the sign is 128 in both terms of the difference.
-        const u32 magnitudes = codes & 0x7f7f7f7f, signs = codes & 0x80808080;
-#pragma unroll
-        for (u32 i = 0; i < 2; ++i)
-            pairs[i] = subtract_pairs(with_exponent<T>(magnitudes, i), with_exponent<T>(signs, i), T());
-    } else {
-        const u32 bytes = F::IS_SIGNED ? codes ^ 0x80808080 : codes;
-        constexpr u32 ZERO = EXPONENT<T> << 8 | (F::IS_SIGNED ? 128 : F::OFFSET);
-#pragma unroll
-        for (u32 i = 0; i < 2; ++i) {
-            const u32 pair = with_exponent<T>(bytes, i);
-            pairs[i] = LEFT<F, T> > 0 ? pair : subtract_pairs(pair, ZERO * 0x10001, T());
-        }
-    }
-}
 
 // Returns the part of a number that TF32 has; the rest is nearly another.
 DEVICE u32 tf32_of(float value) { return __float_as_uint(value) & 0xffffe000; }
@@ -318,14 +274,11 @@ struct SkinnyQuant {
                 QuantWeight planes = {};
                 planes.codes = group_codes + i * 8 * Layout::CODE_STRIDE;
                 planes.high = stage + (Layout::HIGH + (first + i * 8 + line) * Layout::HIGH_ROW + group * Layout::HIGH_GROUP);
-                QuantGroup<2> codes;
-                F::read_codes(codes, planes, 0, part);
+                u32 pairs[2][2];
+                read_pairs<F, T>(planes, part, pairs);
 #pragma unroll
-                for (u32 half = 0; half < 2; ++half) {
-                    u32 pairs[2];
-                    code_pairs<F, T>((u32)codes.q[half], pairs);
-                    a[i / 2][half][i % 2] = pairs[0], a[i / 2][half][i % 2 + 2] = pairs[1];
-                }
+                for (u32 half = 0; half < 2; ++half)
+                    a[i / 2][half][i % 2] = pairs[half][0], a[i / 2][half][i % 2 + 2] = pairs[half][1];
             }
 #pragma unroll
             for (u32 j = 0; j < TILES_N; ++j) {

@@ -186,6 +186,11 @@ impl QuantFormat {
         if matches!(self, Self::Nvfp4) { size_of::<f32>() } else { 0 }
     }
 
+    /// Returns whether codes are indices of a list of numbers.
+    pub const fn is_listed(self) -> bool {
+        matches!(self, Self::Mxfp4 | Self::Nvfp4 | Self::Iq4Nl | Self::Iq4Xs | Self::Nf4 | Self::Fp4)
+    }
+
     /// Returns the numbers of scales and of minima that a group of 32 elements has for its codes without their offset.
     pub(crate) const fn scales_of_group(self) -> (usize, usize) {
         match self {

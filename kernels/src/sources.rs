@@ -79,6 +79,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("gpu.h", include_str!("../include/gpu.h")),
     ("params.h", include_str!("../include/params.h")),
     ("activation.h", include_str!("../include/activation.h")),
+    ("code_pairs.h", include_str!("../include/code_pairs.h")),
     ("attention.h", include_str!("../include/attention.h")),
     ("experts.h", include_str!("../include/experts.h")),
     ("gemv.h", include_str!("../include/gemv.h")),

@@ -284,11 +284,8 @@ pub fn gemm_skinny_quant(format: QuantFormat, dtype: Dtype, rows: u32) -> Instan
         .with_shared(shared)
         .with_stages(stages)
         .on(Chips::FromSm80);
-    match (format, rows) {
-        // By default the compiler spills a little to fit one more CTA, on one chip or another.
-        (QuantFormat::Mxfp4 | QuantFormat::Nf4 | QuantFormat::Fp4 | QuantFormat::Iq4Xs, 32) => instance.resident(1),
-        _ => instance,
-    }
+    // By default the compiler spills a little to fit one more CTA, on one chip or another.
+    if rows == 32 && format.is_listed() { instance.resident(1) } else { instance }
 }
 
 /// Numbers of rows with [`mmvq`] instances.

@@ -25,18 +25,6 @@ fn rows_of(instance: &Instance) -> u32 {
     instance.name.rsplit_once("_m").expect("a number of rows").1.parse().expect("a number")
 }
 
-/// Formats of tables, and of fewer than four bits.
-const FORMATS_OF_MANY_INSTRUCTIONS: [QuantFormat; 8] = [
-    QuantFormat::Q2K,
-    QuantFormat::Q3K,
-    QuantFormat::Mxfp4,
-    QuantFormat::Nvfp4,
-    QuantFormat::Iq4Nl,
-    QuantFormat::Iq4Xs,
-    QuantFormat::Nf4,
-    QuantFormat::Fp4,
-];
-
 /// Returns the format of the weight of an instance of `gemm_skinny_quant`.
 fn format_of(instance: &Instance) -> QuantFormat {
     let is_of = |format: &QuantFormat| instance.name.starts_with(&format!("gemm_skinny_quant_{}_", format.name()));
@@ -87,10 +75,11 @@ pub(crate) fn machine_code_of_few_rows_leaves_time_to_the_memory() {
             if instance.source == sources::GEMM_SKINNY {
                 assert!(share < 0.5, "{context}");
             } else if instance.source == sources::GEMM_SKINNY_QUANT {
-                // A KiB of few bits has many weights, and tables are looked up by several instructions. For many rows, the tensor cores
-                // take longer than the memory.
-                let is_simple = !FORMATS_OF_MANY_INSTRUCTIONS.contains(&format_of(&instance));
-                assert!(rows > 8 || !is_simple || share < 0.9, "{context}");
+                // A KiB of few bits has many weights, and numbers of lists are looked up by several instructions. For many rows, the
+                // tensor cores take longer than the memory.
+                let format = format_of(&instance);
+                let is_long = rows > 8 || format.is_listed() || [QuantFormat::Q2K, QuantFormat::Q3K].contains(&format);
+                assert!(is_long || share < 0.9, "{context}");
             } else if rows <= manifest::gemv_cutoff(chip, Dtype::F16) {
                 assert!(share < 0.75, "{context}");
             } else {
