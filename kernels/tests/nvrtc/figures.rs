@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 
 use octavo_kernels::figures::Code;
-use octavo_kernels::manifest::Chip;
 use octavo_kernels::sources;
 
 use crate::committed::{Committed, Table};
-use crate::{code, programs, tools};
+use crate::{code, programs};
 
 const FIGURES: Committed = Committed {
     name: "code.toml",
@@ -20,31 +19,23 @@ const FIGURES: Committed = Committed {
 /// Returns the figures of all compiled programs; empty without a compiler or a disassembler.
 fn found() -> Table<Code> {
     let mut found = Table::new();
-    for chip in Chip::CHECKED {
-        let mut programs = programs().iter().filter(|program| program.chip == chip).peekable();
-        if programs.peek().is_none() {
-            continue;
-        }
-        let Some(nvdisasm) = tools::nvdisasm(chip) else { continue };
-        let of_chip = found.entry(chip.arch()).or_default();
-        for program in programs {
-            let name = format!("{}-figures-{}", chip.arch(), program.source.path.replace('/', "-"));
-            let text = tools::disassemble(&nvdisasm, &name, &program.compiled.code);
-            let is_fused = program.source == sources::GEMV_FUSED;
-            let main_loops = if is_fused { code::loading_loops(&text) } else { code::main_loops(&text) };
-            let all = code::instructions(&text);
-            // A tile of attention is copied in one of several ways, and few tiles need masks.
-            let has_ways = [sources::ATTENTION_DECODE, sources::ATTENTION_PREFILL].contains(&program.source);
-            let ways = if has_ways { code::ways(&text) } else { BTreeMap::new() };
-            for instance in &program.instances {
-                let main = &main_loops[&instance.name];
-                let figures = Code {
-                    instructions: all[&instance.name].len() as u32,
-                    main_loop: ways.get(&instance.name).map_or(main.len(), |way| *way) as u32,
-                    loaded: main.iter().map(|mnemonic| code::loaded_bytes(mnemonic)).sum(),
-                };
-                of_chip.insert(instance.name.clone(), figures);
-            }
+    for program in programs() {
+        let Some(text) = program.text() else { continue };
+        let of_chip: &mut BTreeMap<_, _> = found.entry(program.chip.arch()).or_default();
+        let is_fused = program.source == sources::GEMV_FUSED;
+        let main_loops = if is_fused { code::loading_loops(text) } else { code::main_loops(text) };
+        let all = code::instructions(text);
+        // A tile of attention is copied in one of several ways, and few tiles need masks.
+        let has_ways = [sources::ATTENTION_DECODE, sources::ATTENTION_PREFILL].contains(&program.source);
+        let ways = if has_ways { code::ways(text) } else { BTreeMap::new() };
+        for instance in &program.instances {
+            let main = &main_loops[&instance.name];
+            let figures = Code {
+                instructions: all[&instance.name].len() as u32,
+                main_loop: ways.get(&instance.name).map_or(main.len(), |way| *way) as u32,
+                loaded: main.iter().map(|mnemonic| code::loaded_bytes(mnemonic)).sum(),
+            };
+            of_chip.insert(instance.name.clone(), figures);
         }
     }
     found

@@ -8,7 +8,7 @@ use octavo_kernels::sources;
 use octavo_ops::datasheet::DataSheet;
 
 use crate::residency::DecodeShape;
-use crate::{code, programs, tools};
+use crate::{code, programs};
 
 /// GPUs, and their clocks in GHz under load.
 const DEVICES: [(Chip, DataSheet, f64); 3] =
@@ -47,12 +47,11 @@ fn kib_of_iteration(instance: &Instance) -> f64 {
 
 /// Returns the instances of the kernels for few rows of 16-bit types on a chip, with the instructions of a warp for 1 KiB of the weight.
 fn counted(chip: Chip) -> Vec<(Instance, f64)> {
-    let Some(nvdisasm) = tools::nvdisasm(chip) else { return Vec::new() };
     let few = [sources::GEMV, sources::GEMV_FUSED, sources::GEMM_SKINNY, sources::GEMM_SKINNY_QUANT];
     let programs = programs().iter().filter(|program| program.chip == chip && few.contains(&program.source));
     let of_program = |program: &crate::Program| {
-        let name = format!("{}-issue-{}", chip.arch(), program.source.path.replace('/', "-"));
-        let loops = code::loading_loops(&tools::disassemble(&nvdisasm, &name, &program.compiled.code));
+        let Some(text) = program.text() else { return Vec::new() };
+        let loops = code::loading_loops(text);
         let narrow = program.instances.iter().filter(|instance| !instance.name.starts_with("gemv_f32"));
         let of_instance = |instance: &Instance| {
             let main_loop = &loops[&instance.name];
@@ -91,11 +90,10 @@ pub(crate) fn machine_code_of_few_rows_leaves_time_to_the_memory() {
 
 /// Returns the instances of decode attention on a chip, with the instructions of a warp for 1 KiB of keys and values.
 fn counted_decode(chip: Chip) -> Vec<(Instance, f64)> {
-    let Some(nvdisasm) = tools::nvdisasm(chip) else { return Vec::new() };
     let is_decode = |program: &&crate::Program| program.chip == chip && program.source == sources::ATTENTION_DECODE;
     let of_program = |program: &crate::Program| {
-        let text = tools::disassemble(&nvdisasm, &format!("{}-issue-decode", chip.arch()), &program.compiled.code);
-        let ways = code::ways(&text);
+        let Some(text) = program.text() else { return Vec::new() };
+        let ways = code::ways(text);
         let of_instance = |instance: &Instance| {
             let shape = DecodeShape::of(instance);
             let kib = (2 * KV_BLOCK * shape.row_bytes) as f64 / 1024.0;
@@ -130,11 +128,10 @@ const FRAGMENT: [usize; 2] = [16, 64];
 
 /// Returns the instances of prefill attention on a chip, with the size of a head and the instructions of a warp for [`FRAGMENT`].
 fn counted_prefill(chip: Chip) -> Vec<(Instance, usize, f64)> {
-    let Some(nvdisasm) = tools::nvdisasm(chip) else { return Vec::new() };
     let is_prefill = |program: &&crate::Program| program.chip == chip && program.source == sources::ATTENTION_PREFILL;
     let of_program = |program: &crate::Program| {
-        let text = tools::disassemble(&nvdisasm, &format!("{}-issue-prefill", chip.arch()), &program.compiled.code);
-        let ways = code::ways(&text);
+        let Some(text) = program.text() else { return Vec::new() };
+        let ways = code::ways(text);
         let of_instance = |instance: &Instance| {
             let arguments = instance.call.split([',', '>']).filter_map(|argument| argument.trim().parse().ok());
             let [size, _, fragments, keys] = arguments.collect::<Vec<usize>>()[..] else { panic!("{}", instance.call) };

@@ -41,6 +41,18 @@ struct Program {
     source: Source,
     instances: Vec<Instance>,
     compiled: Compiled,
+    text: OnceLock<Option<String>>,
+}
+
+impl Program {
+    /// Returns the machine code as text, disassembled once for all tests; `None` without a disassembler.
+    fn text(&self) -> Option<&str> {
+        let disassembled = || {
+            let name = format!("{}-{}", self.chip.arch(), self.source.path.replace('/', "-"));
+            Some(tools::disassemble(&tools::nvdisasm(self.chip)?, &name, &self.compiled.code))
+        };
+        self.text.get_or_init(disassembled).as_deref()
+    }
 }
 
 /// Returns the programs that are to be checked, compiled once for all tests; none without a compiler.
@@ -75,8 +87,8 @@ fn compile(nvrtc: &Nvrtc, jobs: Vec<(Target, Source, Vec<Instance>)>) -> Vec<Pro
                     let compiled = nvrtc
                         .compile(source.path, &text, *target)
                         .unwrap_or_else(|e| panic!("{} for {}: {e}", source.path, target.arch()));
-                    let program =
-                        Program { chip: target.chip(), source: *source, instances: instances.clone(), compiled };
+                    let (source, instances, text) = (*source, instances.clone(), OnceLock::new());
+                    let program = Program { chip: target.chip(), source, instances, compiled, text };
                     done.lock().expect("no panic").push(program);
                 }
             });
@@ -104,17 +116,22 @@ fn found() -> Budget {
     found
 }
 
+/// Returns whether a kernel keeps values in memory instead of registers.
+fn spills(usage: &Usage) -> bool {
+    usage.stack > 0 || usage.spills > 0
+}
+
 #[test]
 fn every_instance_keeps_its_budget() {
     let found = found();
     if found.is_empty() {
         return;
     }
+    BUDGET.compare(&found);
     for (chip, instances) in &found {
-        let spilled: Vec<_> = instances.iter().filter(|(_, usage)| usage.stack > 0 || usage.spills > 0).collect();
+        let spilled: Vec<_> = instances.iter().filter(|(_, usage)| spills(usage)).collect();
         assert!(spilled.is_empty(), "{chip}: kernels keep values in memory instead of registers: {spilled:?}");
     }
-    BUDGET.compare(&found);
 }
 
 /// Returns the maximum shared memory of a CTA in bytes.
@@ -181,19 +198,11 @@ fn streams(instance: &Instance) -> bool {
 
 #[test]
 fn machine_code_is_what_was_meant() {
-    for chip in Chip::CHECKED {
-        let programs: Vec<_> = programs().iter().filter(|p| p.chip == chip).collect();
-        if programs.is_empty() {
-            continue;
-        }
-        let Some(nvdisasm) = tools::nvdisasm(chip) else { continue };
-        for program in programs {
-            let name = format!("{}-{}", chip.arch(), program.source.path.replace('/', "-"));
-            let text = tools::disassemble(&nvdisasm, &name, &program.compiled.code);
-            let instructions = code::instructions(&text);
-            for instance in &program.instances {
-                check_code(instance, chip, &instructions[&instance.name]);
-            }
+    for program in programs() {
+        let Some(text) = program.text() else { continue };
+        let instructions = code::instructions(text);
+        for instance in &program.instances {
+            check_code(instance, program.chip, &instructions[&instance.name]);
         }
     }
 }

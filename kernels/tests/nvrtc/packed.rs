@@ -22,20 +22,20 @@ fn jobs(target: Target) -> Vec<(Target, Source, Vec<Instance>)> {
 fn check_spills(program: &Program) {
     let used = usage::from_log(&program.compiled.log);
     assert_eq!(used.len(), program.instances.len(), "{}", program.source.path);
-    let spilled = used.iter().find(|(_, usage)| usage.stack > 0 || usage.spills > 0);
+    let spilled = used.iter().find(|(_, usage)| crate::spills(usage));
     assert_eq!(spilled, None, "{}", program.chip.arch());
 }
 
 #[test]
 fn turing_multiplies_by_its_own_instruction() {
-    let Some((nvrtc, nvdisasm)) = tools::nvrtc().zip(tools::nvdisasm(Chip::SM_75)) else { return };
+    let Some(nvrtc) = tools::nvrtc() else { return };
     let tensor = [sources::GEMM_MMA, sources::EXPERT_MMA, sources::ATTENTION_PREFILL];
     let jobs: Vec<_> = jobs(Target::Code(Chip::SM_75)).into_iter().filter(|job| tensor.contains(&job.1)).collect();
     assert_eq!(jobs.len(), tensor.len());
     for program in compile(&nvrtc, jobs) {
         check_spills(&program);
-        let name = format!("sm_75-{}", program.source.path.replace('/', "-"));
-        for (kernel, code) in code::instructions(&tools::disassemble(&nvdisasm, &name, &program.compiled.code)) {
+        let Some(text) = program.text() else { return };
+        for (kernel, code) in code::instructions(text) {
             let mut multiplications = code.iter().filter(|mnemonic| mnemonic.starts_with("HMMA")).peekable();
             assert!(multiplications.peek().is_some(), "{kernel}");
             assert!(multiplications.all(|mnemonic| mnemonic == "HMMA.1688.F32"), "{kernel} on sm_75");
