@@ -285,7 +285,7 @@ pub fn gemm_skinny_quant(format: QuantFormat, dtype: Dtype, rows: u32) -> Instan
         .with_stages(stages)
         .on(Chips::FromSm80);
     // By default the compiler spills a little to fit one more CTA, on one chip or another.
-    if rows == 32 && format.is_listed() { instance.resident(1) } else { instance }
+    if rows == 32 && warps == 8 { instance.resident(1) } else { instance }
 }
 
 /// Numbers of rows with [`mmvq`] instances.
