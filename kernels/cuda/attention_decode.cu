@@ -269,7 +269,7 @@ struct DecodeWarp {
             largest[half] = next;
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) s[i] = exp2_fast(s[i] - next);
-            sum[half] = sum[half] * shrink + ((s[0] + s[1]) + (s[2] + s[3]));
+            sum[half] = fmaf(sum[half], shrink, (s[0] + s[1]) + (s[2] + s[3]));
             float shrinks[2];
 #pragma unroll
             for (u32 i = 0; i < 2; ++i) shrinks[i] = __shfl_sync(ALL_LANES, shrink, (int)(lane_id() % 4 * 8 + i * 4));

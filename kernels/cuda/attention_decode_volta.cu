@@ -27,13 +27,14 @@ struct Softmax {
         }
     }
 
-    // Raises the maximum, relative to which sum and output are stored, to `next`.
-    DEVICE void raise(int h, float next) {
+    // Raises the maximum, relative to which sum and output are stored, to `next`. Returns the factor of the sum, which the caller
+    // applies.
+    DEVICE float raise(int h, float next) {
         const float shrink = exp2_fast(largest[h] - next);
         largest[h] = next;
-        sum[h] *= shrink;
 #pragma unroll
         for (int i = 0; i < N; ++i) out[h][i] *= shrink;
+        return shrink;
     }
 
     // Merges the teams of a warp, of LANES lanes each.
@@ -43,7 +44,7 @@ struct Softmax {
         for (int offset = LANES; offset < 32; offset *= 2) {
 #pragma unroll
             for (int h = 0; h < HEADS; ++h) {
-                raise(h, fmaxf(largest[h], __shfl_xor_sync(ALL_LANES, largest[h], offset)));
+                sum[h] *= raise(h, fmaxf(largest[h], __shfl_xor_sync(ALL_LANES, largest[h], offset)));
                 sum[h] += __shfl_xor_sync(ALL_LANES, sum[h], offset);
 #pragma unroll
                 for (int i = 0; i < N; ++i) out[h][i] += __shfl_xor_sync(ALL_LANES, out[h][i], offset);
@@ -93,7 +94,7 @@ DEVICE void attend(const AttentionParams& p, const Split& s, const Cache<C>& k, 
             for (u32 h = 0; h < HEADS; ++h) {
                 float product = 0.0f;
 #pragma unroll
-                for (u32 i = 0; i < N; ++i) product += q[h][i] * elements[i];
+                for (u32 i = 0; i < N; ++i) product = fmaf(q[h][i], elements[i], product);
                 scores[h][j] = warp_sum<LANES>(product);
             }
         }
@@ -106,12 +107,10 @@ DEVICE void attend(const AttentionParams& p, const Split& s, const Cache<C>& k, 
                 scores[h][j] = valid[j] ? scores[h][j] : minus_infinity();
                 next = fmaxf(next, scores[h][j]);
             }
-            softmax.raise(h, next);
+            float weights = scores[h][0] = exp2_fast(scores[h][0] - next);
 #pragma unroll
-            for (u32 j = 0; j < DEPTH; ++j) {
-                scores[h][j] = exp2_fast(scores[h][j] - next);
-                softmax.sum[h] += scores[h][j];
-            }
+            for (u32 j = 1; j < DEPTH; ++j) weights += scores[h][j] = exp2_fast(scores[h][j] - next);
+            softmax.sum[h] = fmaf(softmax.sum[h], softmax.raise(h, next), weights);
         }
 #pragma unroll
         for (u32 j = 0; j < DEPTH; ++j) {
@@ -120,7 +119,7 @@ DEVICE void attend(const AttentionParams& p, const Split& s, const Cache<C>& k, 
 #pragma unroll
             for (u32 i = 0; i < N; ++i) {
 #pragma unroll
-                for (u32 h = 0; h < HEADS; ++h) softmax.out[h][i] += scores[h][j] * elements[i];
+                for (u32 h = 0; h < HEADS; ++h) softmax.out[h][i] = fmaf(scores[h][j], elements[i], softmax.out[h][i]);
             }
         }
     }

@@ -48,13 +48,13 @@ DEVICE void paged_attention(const AttentionParams& p) {
         if (key < keys) {
             const C* vector = k.at(key);
             float product = 0.0f;
-            for (u32 i = 0; i < size; ++i) product += query[i] * to_float(vector[i]);
+            for (u32 i = 0; i < size; ++i) product = fmaf(query[i], to_float(vector[i]), product);
             score = p.softcap > 0.0f ? capped(p, product) : scaled(p, product);
         }
         const float next = fmaxf(largest, block_max(score, scratch));
         const float shrink = exp2_fast(largest - next), weight = exp2_fast(score - next);
         largest = next;
-        sum = sum * shrink + weight;
+        sum = fmaf(sum, shrink, weight);
         weights[thread] = weight;
         __syncthreads();
         const u32 count = min(PLAIN_THREADS, keys - start);
@@ -62,7 +62,7 @@ DEVICE void paged_attention(const AttentionParams& p) {
             const u32 element = thread + e * PLAIN_THREADS;
             if (element >= p.value_size) break;
             out[e] *= shrink;
-            for (u32 i = 0; i < count; ++i) out[e] += weights[i] * to_float(v.at(start + i)[element]);
+            for (u32 i = 0; i < count; ++i) out[e] = fmaf(weights[i], to_float(v.at(start + i)[element]), out[e]);
         }
         // The barriers of the next block_max precede the next write of weights.
     }

@@ -32,7 +32,7 @@ DEVICE void add_taps(const EmbedTapsParams& p, T* out) {
         for (u32 tap = 0; tap < TAPS; ++tap) {
             const Vec<T, N> learned = load<N>((const T*)p.table + (u64)rows[tap] * p.cols + c);
 #pragma unroll
-            for (int i = 0; i < N; ++i) sum[i] += weights[tap] * to_float(learned.x[i]);
+            for (int i = 0; i < N; ++i) sum[i] = fmaf(weights[tap], to_float(learned.x[i]), sum[i]);
         }
 #pragma unroll
         for (int i = 0; i < N; ++i) x.x[i] = from_float<T>(sum[i]);

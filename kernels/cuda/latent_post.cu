@@ -38,7 +38,7 @@ DEVICE void latent_post(const LatentPostParams& p) {
     float squares = 0.0f;
     for (u32 c = threadIdx.x; c < size; c += LATENT_POST_THREADS) {
         row[c] = to_float(kv[c]);
-        if (c < p.rank) squares += row[c] * row[c];
+        if (c < p.rank) squares = fmaf(row[c], row[c], squares);
     }
     // The barriers of the sum also make the row visible.
     const float inverse = rsqrtf(block_sum(squares, scratch) / p.rank + p.eps);

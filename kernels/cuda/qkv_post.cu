@@ -17,7 +17,7 @@ DEVICE float sum_of_squares(const T* x, u32 cols) {
     for (u32 c = lane_id() * N; c < cols; c += 32 * N) {
         Vec<T, N> v = load<N>(x + c);
 #pragma unroll
-        for (int i = 0; i < N; ++i) sum += to_float(v.x[i]) * to_float(v.x[i]);
+        for (int i = 0; i < N; ++i) sum = fmaf(to_float(v.x[i]), to_float(v.x[i]), sum);
     }
     return warp_sum(sum);
 }

@@ -18,8 +18,8 @@ DEVICE void scale_row(T* out, const T* input, u32 cols, float scale) {
         if constexpr (ADDS) old = load<N>(out + c);
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-            const float value = to_float(x.x[i]) * scale;
-            x.x[i] = from_float<T>(ADDS ? to_float(old.x[i]) + value : value);
+            const float value = to_float(x.x[i]);
+            x.x[i] = from_float<T>(ADDS ? fmaf(value, scale, to_float(old.x[i])) : value * scale);
         }
         store(out + c, x);
     }
@@ -90,7 +90,10 @@ struct NormRow {
             squares = 0.0f;
             for (u32 c = first(); c < p.cols; c += step()) {
 #pragma unroll
-                for (int i = 0; i < N; ++i) squares += (row[c + i] - mean) * (row[c + i] - mean);
+                for (int i = 0; i < N; ++i) {
+                    const float centred = row[c + i] - mean;
+                    squares = fmaf(centred, centred, squares);
+                }
             }
             squares = block_sum(squares, scratch);
         }

@@ -12,5 +12,5 @@ DEVICE float activate(float x) {
     // 1 + erf would cancel below 0.
     if constexpr (KIND == GELU) return 0.5f * x * erfcf(-0.70710678118654752440f * x);
     // ½ (1 + tanh u) is the sigmoid of 2u; here u = √(2/π) (x + 0.044715 x³).
-    return x * sigmoid(1.59576912160573071176f * (x + 0.044715f * x * x * x));
+    return x * sigmoid(1.59576912160573071176f * fmaf(0.044715f * x * x, x, x));
 }

@@ -20,7 +20,7 @@ DEVICE float scaled(const AttentionParams& p, float product) { return product * 
 DEVICE float capped(const AttentionParams& p, float product) {
     // tanh(x) = 1 - 2 / (exp(2x) + 1)
     const float cap = p.softcap * LOG2_E;
-    return cap - 2.0f * cap * reciprocal_fast(exp2_fast(product * (p.scale * (2.0f * LOG2_E) / p.softcap)) + 1.0f);
+    return fmaf(-2.0f * cap, reciprocal_fast(exp2_fast(product * (p.scale * (2.0f * LOG2_E) / p.softcap)) + 1.0f), cap);
 }
 
 // Converts products to scores. The cap is tested once, because a branch at each score would serialise them.
@@ -49,7 +49,7 @@ DEVICE float share(const AttentionParams& p, u32 head, float largest, float sum)
     if (p.sinks) {
         const float sink = p.sinks[head] * LOG2_E, next = fmaxf(largest, sink);
         scale = exp2_fast(largest - next);
-        sum = sum * scale + exp2_fast(sink - next);
+        sum = fmaf(sum, scale, exp2_fast(sink - next));
     }
     return sum == 0.0f ? 0.0f : scale * p.value_scale / sum;
 }

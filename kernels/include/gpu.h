@@ -2,8 +2,8 @@
 // g++ it includes the emulation, which implements CUDA's own names (threadIdx, __syncthreads, __shfl_xor_sync, ...) and
 // the same wrappers on a CPU. The shared part follows the two halves.
 //
-// Rules for kernels: they include only this header, declare shared memory through SHARED_ARRAY and DYNAMIC_SHARED, and
-// leave PTX to this file.
+// Rules for kernels: they include only this header, declare shared memory through SHARED_ARRAY and DYNAMIC_SHARED, leave
+// PTX to this file, and call fmaf where a product and a sum are rounded once, because no compiler contracts others.
 //
 // From sm_90 on, a launch may begin while the one before it ends. Every kernel waits for that one, so whatever was launched earlier
 // has ended too. The entry point waits before it runs the template. A file that defines WAITS_ITSELF before it includes this one

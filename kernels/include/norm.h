@@ -26,7 +26,7 @@ DEVICE float add_squares(float sum, const Vec<T, N>& x) {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
         const float value = to_float(x.x[i]);
-        sum += value * value;
+        sum = fmaf(value, value, sum);
     }
     return sum;
 }
@@ -35,4 +35,4 @@ DEVICE float add_squares(float sum, const Vec<T, N>& x) {
 DEVICE float inverse_root(float squares, u32 cols, float eps) { return rsqrtf(squares / cols + eps); }
 
 // Returns an element after a norm; `centred` is the element without the mean.
-DEVICE float normed(float centred, float inverse, float weight, float bias) { return centred * inverse * weight + bias; }
+DEVICE float normed(float centred, float inverse, float weight, float bias) { return fmaf(centred * inverse, weight, bias); }

@@ -2,6 +2,9 @@
 #pragma once
 #include "gpu.h"
 
+// Returns -a·b. As one operation with a sum, the product has its sign without another.
+DEVICE float minus_product(float a, float b) { return fmaf(-a, b, 0.0f); }
+
 // Converts the e2m1 codes in the low and in the high nibbles of four bytes to their doubled values.
 DEVICE void e2m1_values(u32 codes, int& low, int& high) {
     // The doubled magnitudes 0, 1, 2, 3, 4, 6, 8, 12, and their negatives.
@@ -160,7 +163,7 @@ struct QuantGroup {
         Vec<f16, 2> pair;
         pair.registers = header.x;
         set_scale(to_float(pair.x[0]) * (float)factor);
-        set_min(-to_float(pair.x[1]) * (float)least);
+        set_min(minus_product(to_float(pair.x[1]), (float)least));
     }
 
     // Reads scale and minimum of a group that has its own.
@@ -316,7 +319,7 @@ struct Q2_K : Planes<8, 64, 0, 16, 4> {
 #pragma unroll
         for (u32 half = 0; half < 2; ++half) {
             group.scale[half] = to_float(pair.x[0]) * (float)(factors >> 8 * half & 15);
-            group.min[half] = -to_float(pair.x[1]) * (float)(factors >> (8 * half + 4) & 15);
+            group.min[half] = minus_product(to_float(pair.x[1]), (float)(factors >> (8 * half + 4) & 15));
         }
     }
 };
@@ -469,7 +472,7 @@ struct INT4 : Planes<1, 16, 0, 1, 2> {
     static DEVICE void read_scales(QuantGroup<WORDS>& group, const QuantWeight& weight, GroupAt at) {
         const float scale = half_at(weight.deltas, at.index);
         group.set_scale(scale);
-        group.set_min(-(float)weight.scales[at.index] * scale);
+        group.set_min(minus_product((float)weight.scales[at.index], scale));
     }
 };
 

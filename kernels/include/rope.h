@@ -15,7 +15,7 @@ DEVICE float rotated(const P& p, const float* x, u32 i) {
     const u32 stream = p.streams ? p.streams[pair] : 0;
     const u64 angle = (u64)p.positions[stream * p.position_stride + blockIdx.x] * half + pair;
     const float c = p.cosine[angle], s = p.sine[angle];
-    return first ? left * c - right * s : right * c + left * s;
+    return first ? fmaf(left, c, -right * s) : fmaf(right, c, left * s);
 }
 
 DEVICE bool is_finite(float x) { return fabsf(x) <= 3.402823466e38f; }

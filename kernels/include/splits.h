@@ -53,9 +53,9 @@ struct Merged {
     DEVICE void add(float maximum, float weights, const Vec<float, QUAD>& part) {
         const float next = fmaxf(largest, maximum), old = exp2_fast(largest - next), scale = exp2_fast(maximum - next);
         largest = next;
-        sum = sum * old + weights * scale;
+        sum = fmaf(sum, old, weights * scale);
 #pragma unroll
-        for (u32 i = 0; i < QUAD; ++i) out[i] = out[i] * old + part.x[i] * scale;
+        for (u32 i = 0; i < QUAD; ++i) out[i] = fmaf(out[i], old, part.x[i] * scale);
     }
 
     // Writes the output of a query head, which is 0 if there is no key; NaN stays NaN. Returns what it has written.

@@ -113,6 +113,8 @@ fn options(check: Check) -> Vec<String> {
             .split(' ')
             .map(String::from),
     );
+    // As in `nvrtc`, a product and a sum are one operation only where the source calls `fmaf`.
+    options.push("-ffp-contract=off".to_owned());
     options.extend(check.options().split(' ').map(String::from));
     options
 }

@@ -12,8 +12,9 @@ use libloading::Library;
 use crate::manifest::{Chip, Target};
 use crate::sources::HEADERS;
 
-/// Options of every compilation except the target.
-const OPTIONS: &[&str] = &["--std=c++17"];
+/// Options of every compilation except the target. A product and a sum are one operation only where the source calls `fmaf`: kernels
+/// that promise the same bits could otherwise be contracted in different ways.
+const OPTIONS: &[&str] = &["--std=c++17", "--fmad=false"];
 
 /// Options of a compilation to machine code.
 const ASSEMBLER_OPTIONS: &[&str] = &["--ptxas-options=-v", "--ptxas-options=--warn-on-spills"];

@@ -20,9 +20,10 @@ static KERNELS: LazyLock<Kernels> =
 #[test]
 fn values_have_the_hosts_bits() {
     for dtype in dtypes() {
-        // The cases are a spread that no type represents exactly, that of a norm, and more elements than one pass of
-        // the grid takes.
-        for (seed, centre, spread, count) in [(1, 0.0, 0.0270633, 1000), (77, 1.0, 0.125, 5), (3, 0.0, 0.5, 150_000)] {
+        // The cases are a spread that no type represents exactly, that of a norm, one whose products are rounded before they are
+        // added, and more elements than one pass of the grid takes.
+        let cases = [(1, 0.0, 0.0270633, 1000), (77, 1.0, 0.125, 5), (5, 1.0, 0.0270633, 1000), (3, 0.0, 0.5, 150_000)];
+        for (seed, centre, spread, count) in cases {
             let rule = DummyRule { seed, centre, spread };
             let instance = manifest::fill(dtype);
             let run = |order| {

@@ -219,6 +219,17 @@ DEVICE void product_by_ldmatrix_trans_template(const GatherRowsParams& p) {
     product_by_ldmatrix<true>(p);
 }
 
+// ------------------------------------------------------------------------------------------- arithmetic
+
+// Computes a product and a sum apart, and at once.
+template <class T>
+DEVICE void product_and_sum_template(const GatherRowsParams& p) {
+    const float* x = (const float*)p.input;
+    float* out = (float*)p.out;
+    out[0] = x[0] * x[1] + x[2];
+    out[1] = fmaf(x[0], x[1], x[2]);
+}
+
 // ------------------------------------------------------------------------------------------- conversions
 
 // Counts the finite values that change in a conversion to float and back, and the midpoints of neighbours that are

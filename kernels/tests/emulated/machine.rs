@@ -177,6 +177,14 @@ fn small_matrix_products() {
 
 /// Converts every 16-bit value to float and back, and the midpoint of every two neighbours.
 #[test]
+fn a_product_and_a_sum_are_rounded_as_the_source_says() {
+    let x = 1.0 + 3.0 * f32::EPSILON;
+    let out = Machine::new("product_and_sum", 32).run(Order::Forward, 1, &[x, x, -1.0], 2).expect("two numbers");
+    assert_eq!(out, [x * x - 1.0, x.mul_add(x, -1.0)]);
+    assert_ne!(out[0], out[1]);
+}
+
+#[test]
 fn conversions_round_to_nearest_even() {
     let out = Machine::new("round_trips", 32).run(Order::Forward, 1, &[], 4).unwrap();
     assert_eq!(out, [0.0; 4], "values that changed: f16, bf16; halves that were not rounded to even: f16, bf16");

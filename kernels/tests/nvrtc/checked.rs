@@ -50,6 +50,8 @@ fn digest(chip: Chip, source: Source, instances: &[Instance]) -> String {
     let mut parts = vec![arch.as_str(), &release, &program];
     parts.extend(headers.iter().flat_map(|(name, text)| [*name, *text]));
     parts.extend(TESTS);
+    let options = octavo_kernels::nvrtc::options(manifest::Target::Code(chip));
+    parts.extend(options.iter().map(String::as_str));
     hash(parts)
 }
 

@@ -4,6 +4,7 @@
 mod checked;
 mod code;
 mod committed;
+mod contraction;
 mod figures;
 mod issue;
 mod packed;
