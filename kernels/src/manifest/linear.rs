@@ -284,8 +284,12 @@ pub fn gemm_skinny_quant(format: QuantFormat, dtype: Dtype, rows: u32) -> Instan
         .with_shared(shared)
         .with_stages(stages)
         .on(Chips::FromSm80);
-    // By default the compiler spills a little to fit one more CTA, on one chip or another.
-    if rows == 32 && warps == 8 { instance.resident(1) } else { instance }
+    match format {
+        QuantFormat::Q2K | QuantFormat::Q3K => instance,
+        // By default the compiler spills a little to fit one more CTA, on one chip or another.
+        _ if rows == 32 && warps == 8 => instance.resident(1),
+        _ => instance,
+    }
 }
 
 /// Numbers of rows with [`mmvq`] instances.

@@ -1,8 +1,7 @@
 //! Parameters of the matrix products. M = rows, N = outputs, K = inputs; T is the element type of activations.
 
 use super::{DevicePtr, params};
-use crate::manifest::GEMM_QUANT_ROWS;
-use crate::manifest::SKINNY_QUANT_INPUTS;
+use crate::manifest::{GEMM_QUANT_ROWS, SKINNY_QUANT_INPUTS};
 use crate::parts::WeightStage;
 
 params! {

@@ -45,7 +45,7 @@ fn qwen3_8b() -> Program {
     build_programs(&open_config(QWEN3_8B).unwrap()).unwrap().decoder
 }
 
-/// The predictions of each chip: of 16-bit weights, and of one sequence with those of Q4_K_M.
+/// The predictions of each chip: of 16-bit weights, and of decode with those of Q4_K_M.
 fn predicted(chip: ChipModel) -> Vec<(String, StepPrediction)> {
     let (mut program, mut config) = (qwen3_8b(), sizes());
     let of = |program: &Program, config: &RooflineConfig| {
@@ -54,7 +54,7 @@ fn predicted(chip: ChipModel) -> Vec<(String, StepPrediction)> {
     let mut found: Vec<_> =
         of(&program, &config).into_iter().map(|(step, time)| (format!("{}, 16 bits", step.name()), time)).collect();
     store_as_q4_k_m(&mut program);
-    (config.batch_sizes, config.prefill) = (vec![1], vec![]);
+    (config.batch_sizes, config.prefill) = (vec![1, 8, 32, 64], vec![]);
     found.extend(of(&program, &config).into_iter().map(|(step, time)| (format!("{}, q4_k_m", step.name()), time)));
     found
 }
@@ -122,11 +122,13 @@ fn predictions_are_plausible() {
         for (case, prediction) in predicted(chip) {
             let StepPrediction { seconds, bound, kernels, launches } = &prediction;
             let share = bound / seconds;
-            assert!((0.2..0.95).contains(&share), "{case} on {}: {share}", chip.name);
+            assert!((0.15..0.95).contains(&share), "{case} on {}: {share}", chip.name);
             assert_eq!(*launches, kernels.iter().map(|kernel| kernel.launches).sum::<usize>(), "{case}");
-            // The bound of a step overlaps what its kernels do one after the other.
+            // The bound of a step overlaps what its kernels do one after the other. On V100, the weights of a batch are dequantised
+            // before their product, which reads them again.
             let of_kernels: f64 = kernels.iter().map(|kernel| kernel.bound).sum();
-            assert!(of_kernels > 0.98 * bound && of_kernels < 1.2 * bound, "{case}: {of_kernels} and {bound}");
+            let most = if case.ends_with("q4_k_m") { 1.4 } else { 1.2 };
+            assert!(of_kernels > 0.98 * bound && of_kernels < most * bound, "{case}: {of_kernels} and {bound}");
             let lost: f64 = Cause::ALL.map(|cause| prediction.lost(cause)).iter().sum();
             assert!((of_kernels + lost - seconds).abs() < 1e-9, "{case}: {lost}");
             for kernel in kernels {
