@@ -127,7 +127,7 @@ fn predictions_are_plausible() {
             // The bound of a step overlaps what its kernels do one after the other. On V100, the weights of a batch are dequantised
             // before their product, which reads them again.
             let of_kernels: f64 = kernels.iter().map(|kernel| kernel.bound).sum();
-            let most = if case.ends_with("q4_k_m") { 1.4 } else { 1.2 };
+            let most = if case.ends_with("q4_k_m") { 1.5 } else { 1.2 };
             assert!(of_kernels > 0.98 * bound && of_kernels < most * bound, "{case}: {of_kernels} and {bound}");
             let lost: f64 = Cause::ALL.map(|cause| prediction.lost(cause)).iter().sum();
             assert!((of_kernels + lost - seconds).abs() < 1e-9, "{case}: {lost}");
