@@ -90,7 +90,9 @@ fn parts_of_a_weight_may_be_of_different_types() {
 
 #[test]
 fn rounded_rows_have_the_same_bits_in_every_step() {
-    rounded_rows_keep_their_bits(&CudaConfig { dtype: Some(Dtype::Bf16), ..config() });
+    for (device, most) in [(H200, 4), (L40S, 8)] {
+        rounded_rows_keep_their_bits(&CudaConfig { device, dtype: Some(Dtype::Bf16), ..config() }, most);
+    }
 }
 
 #[test]

@@ -122,12 +122,14 @@ fn predictions_are_plausible() {
         for (case, prediction) in predicted(chip) {
             let StepPrediction { seconds, bound, kernels, launches } = &prediction;
             let share = bound / seconds;
-            assert!((0.15..0.95).contains(&share), "{case} on {}: {share}", chip.name);
+            // V100 dequantises the weights of a batch before their product, which reads them again.
+            let is_dequantised = chip.name == "V100"
+                && ["decode 32 x 1024, q4_k_m", "decode 64 x 1024, q4_k_m"].contains(&case.as_str());
+            let (least, most) = if is_dequantised { (0.15, 1.5) } else { (0.2, 1.2) };
+            assert!((least..0.95).contains(&share), "{case} on {}: {share}", chip.name);
             assert_eq!(*launches, kernels.iter().map(|kernel| kernel.launches).sum::<usize>(), "{case}");
-            // The bound of a step overlaps what its kernels do one after the other. On V100, the weights of a batch are dequantised
-            // before their product, which reads them again.
+            // The bound of a step overlaps what its kernels do one after the other.
             let of_kernels: f64 = kernels.iter().map(|kernel| kernel.bound).sum();
-            let most = if case.ends_with("q4_k_m") { 1.5 } else { 1.2 };
             assert!(of_kernels > 0.98 * bound && of_kernels < most * bound, "{case}: {of_kernels} and {bound}");
             let lost: f64 = Cause::ALL.map(|cause| prediction.lost(cause)).iter().sum();
             assert!((of_kernels + lost - seconds).abs() < 1e-9, "{case}: {lost}");
