@@ -82,6 +82,20 @@ float unpack(const u32* fragment, int i) {
     return to_float(T{(u16)(fragment[i / 2] >> 16 * (i % 2))});
 }
 
+// Adds the product of two matrices to the fragments of a warp.
+template <int K>
+void add_product(const float (&a)[16][K], const float (&b)[K][8], const Offer* offers) {
+    for (int lane = 0; lane < 32; ++lane) {
+        float* d = static_cast<float*>(offers[lane].result);
+        for (int i = 0; i < 4; ++i) {
+            int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
+            float sum = 0.0f;
+            for (int k = 0; k < K; ++k) sum += a[row][k] * b[k][column];
+            d[i] += sum;
+        }
+    }
+}
+
 template <class T>
 void multiply_16x8x16(const Offer* offers, u32) {
     float a[16][16], b[16][8];
@@ -91,15 +105,7 @@ void multiply_16x8x16(const Offer* offers, u32) {
         for (int i = 0; i < 8; ++i) a[group + 8 * (i / 2 % 2)][pair + i % 2 + 8 * (i / 4)] = unpack<T>(factors.a, i);
         for (int i = 0; i < 4; ++i) b[pair + i % 2 + 8 * (i / 2)][group] = unpack<T>(factors.b, i);
     }
-    for (int lane = 0; lane < 32; ++lane) {
-        float* d = static_cast<float*>(offers[lane].result);
-        for (int i = 0; i < 4; ++i) {
-            int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
-            float sum = 0.0f;
-            for (int k = 0; k < 16; ++k) sum += a[row][k] * b[k][column];
-            d[i] += sum;
-        }
-    }
+    add_product(a, b, offers);
 }
 
 void multiply_16x8x4_tf32(const Offer* offers, u32) {
@@ -111,15 +117,7 @@ void multiply_16x8x4_tf32(const Offer* offers, u32) {
         for (int i = 0; i < 2; ++i) a[lane / 4 + 8 * i][lane % 4] = number(factors.a[i]);
         b[lane % 4][lane / 4] = number(factors.b[0]);
     }
-    for (int lane = 0; lane < 32; ++lane) {
-        float* d = static_cast<float*>(offers[lane].result);
-        for (int i = 0; i < 4; ++i) {
-            int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
-            float sum = 0.0f;
-            for (int k = 0; k < 4; ++k) sum += a[row][k] * b[k][column];
-            d[i] += sum;
-        }
-    }
+    add_product(a, b, offers);
 }
 
 void multiply_16x8x32_e4m3(const Offer* offers, u32) {
