@@ -51,6 +51,17 @@ struct Dense {
     out: Region,
 }
 
+impl Work {
+    /// Adds the memory of a product whose inputs are divided: the sums of its parts, and a ticket for each tile of outputs. A tile has
+    /// so many outputs and rows.
+    fn add_parts(&mut self, parts: InputParts, n: usize, [outputs, rows]: [u32; 2]) -> (Region, usize) {
+        let tiles = n.div_ceil(outputs as usize);
+        let sums = tiles * parts.count as usize * (outputs * rows) as usize;
+        let partial = self.plan.take((sums * size_of::<f32>()) as u64);
+        (partial, self.tables.add(std::iter::repeat_n(0, tiles)))
+    }
+}
+
 impl Cases<'_> {
     fn weights(&self) -> [Weight; 5] {
         let (bench, dtype) = (self.bench, self.dtype);
@@ -130,12 +141,9 @@ impl Cases<'_> {
             && let Some(most) = manifest::skinny_rows(rows)
         {
             let (mut work, dense) = self.dense_work(weight, rows);
-            let InputParts { steps, count } =
-                InputParts::new(WeightStage::DENSE, n as u32, k as u32, self.device.processors);
-            let tiles = n.div_ceil(SKINNY_OUTPUTS as usize);
-            let sums = tiles * count as usize * (SKINNY_OUTPUTS * most) as usize;
-            let partial = work.plan.take((sums * size_of::<f32>()) as u64);
-            let tickets = work.tables.add(std::iter::repeat_n(0, tiles));
+            let parts = InputParts::new(WeightStage::DENSE, n as u32, k as u32, self.device.processors);
+            let steps = parts.steps;
+            let (partial, tickets) = work.add_parts(parts, n, [SKINNY_OUTPUTS, most]);
             self.kernel(manifest::gemm_skinny(dtype, out, most), work, move |at, _| {
                 let (linear, partial, tickets) = (params(at, dense), at.data(partial), at.table(tickets));
                 let params = SkinnyLinearParams { partial, tickets, linear, steps, reserved: 0 };
@@ -254,13 +262,11 @@ impl Cases<'_> {
     fn skinny_quant(&mut self, weight: Weight, format: QuantFormat, layout: QuantLayout, rows: usize) {
         let Some(most) = manifest::SKINNY_QUANT_TILES.into_iter().find(|most| rows as u32 <= *most) else { return };
         let instance = manifest::gemm_skinny_quant(format, self.dtype, most);
-        let (n, k, outputs) = (weight.n as u32, weight.k as u32, instance.threads);
+        let Weight { n, k, .. } = weight;
         let (mut work, regions) = self.exact_work(weight, layout, rows);
-        let InputParts { steps, count } = InputParts::new(WeightStage::quantised(format), n, k, self.device.processors);
-        let tiles = n.div_ceil(outputs);
-        let sums = u64::from(tiles * outputs) * u64::from(count * most);
-        let partial = work.plan.take(sums * size_of::<f32>() as u64);
-        let tickets = work.tables.add(std::iter::repeat_n(0, tiles as usize));
+        let parts = InputParts::new(WeightStage::quantised(format), n as u32, k as u32, self.device.processors);
+        let steps = parts.steps;
+        let (partial, tickets) = work.add_parts(parts, n, [instance.threads, most]);
         self.kernel(instance, work, move |at, threads| {
             let product = weight.product(layout, regions.map(|region| at.data(region)), rows);
             let (partial, tickets) = (at.data(partial), at.table(tickets));
