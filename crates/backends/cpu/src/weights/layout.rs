@@ -12,7 +12,7 @@ use crate::rows::GROUP;
 pub(crate) const STEPS: usize = GROUP / 4;
 
 /// Number of groups in a super-block.
-const SUPER: usize = 8;
+pub(crate) const SUPER: usize = 8;
 
 /// Layout of the codes of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

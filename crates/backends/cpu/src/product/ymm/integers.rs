@@ -4,10 +4,10 @@ use std::arch::x86_64::*;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::LANES;
-use super::read::{self, GroupScales, Halves, ReadCodes, Stored};
+use super::read::{ReadCodes, Stored};
+use super::scaling::{Scaled, Scaling};
 use super::tile::{Group, Multiplied, Panel, Place};
-use crate::weights::{Layout, PANEL, PanelKind, Scales};
+use crate::weights::{Layout, PANEL};
 
 /// Exact products of a group's codes with those of a few rows.
 pub(super) trait Dots {
@@ -38,116 +38,65 @@ pub(super) trait Way {
 /// Panels of integers in their stored layout.
 pub(super) struct Integers<'a, C, W> {
     place: Place<'a>,
-    scales: Scales,
     kind: PhantomData<(C, W)>,
 }
 
-impl<'a, C, W> Integers<'a, C, W> {
+impl<'a, C: ReadCodes, W> Integers<'a, C, W> {
     pub(super) fn new(panel: &[u8], layout: &'a Layout) -> Self {
-        let PanelKind::Quant(_, scales) = layout.kind else { unreachable!("chosen by the kind") };
-        Self { place: Place { start: panel.as_ptr(), layout }, scales, kind: PhantomData }
+        Self { place: Place { start: panel.as_ptr(), layout }, kind: PhantomData }
     }
-}
 
-impl<C: ReadCodes, W> Integers<'_, C, W> {
     #[inline(always)]
-    fn codes(&self, group: usize) -> Stored<'_, C> {
+    fn codes(&self, group: usize) -> Stored<'a, C> {
         Stored { panel: self.place.start, layout: self.place.layout, group, codes: PhantomData }
     }
 
-    /// # Safety
-    /// AVX2 and F16C must be available, and the panel must have this group.
     #[inline(always)]
-    unsafe fn with_scales<D>(&self, group: usize, dots: D) -> IntegerGroup<C, D> {
-        // SAFETY: the caller guarantees this.
-        let scales = unsafe { read::scales(self.place.start, self.place.layout, self.scales, group) };
-        IntegerGroup { dots, scales, codes: PhantomData }
+    fn scaled<'b, B>(&self, index: usize, block: &'b B) -> Scaled<'a, 'b, B> {
+        Scaled { place: self.place, index, block, offset: C::OFFSET }
     }
 }
 
 impl<C: ReadCodes, W: Way> Panel for Integers<'_, C, W> {
     type Unpacked = W::Unpacked;
+    type Scales = <C::Scaling as Scaling>::Block;
 
-    const EMPTY: W::Unpacked = W::EMPTY;
+    const EMPTY: (W::Unpacked, Self::Scales) = (W::EMPTY, C::Scaling::EMPTY);
+    const BLOCK: usize = C::Scaling::GROUPS;
 
     fn place(&self) -> Place<'_> {
         self.place
     }
 
     #[inline(always)]
-    unsafe fn group(&self, group: usize) -> impl Multiplied {
+    unsafe fn read_scales(&self, first: usize, count: usize, scales: &mut Self::Scales) {
         // SAFETY: the caller guarantees this.
-        unsafe { self.with_scales(group, W::stored(self.codes(group))) }
+        unsafe { C::Scaling::read(self.place, first, count, scales) }
     }
 
     #[inline(always)]
-    unsafe fn unpack(&self, group: usize, unpacked: &mut W::Unpacked) -> impl Multiplied {
+    unsafe fn group(&self, index: usize, scales: &Self::Scales) -> impl Multiplied {
+        IntegerGroup::<'_, '_, C::Scaling, _> { dots: W::stored(self.codes(index)), scaled: self.scaled(index, scales) }
+    }
+
+    #[inline(always)]
+    unsafe fn unpack(&self, index: usize, scales: &Self::Scales, unpacked: &mut W::Unpacked) -> impl Multiplied {
         // SAFETY: the caller guarantees this.
-        unsafe { self.with_scales(group, W::unpack(self.codes(group), unpacked)) }
+        let dots = unsafe { W::unpack(self.codes(index), unpacked) };
+        IntegerGroup::<'_, '_, C::Scaling, _> { dots, scaled: self.scaled(index, scales) }
     }
 }
 
 /// A group of integers and its scales.
-struct IntegerGroup<C, D> {
+struct IntegerGroup<'a, 'b, S: Scaling, D> {
     dots: D,
-    scales: GroupScales,
-    codes: PhantomData<C>,
+    scaled: Scaled<'a, 'b, S::Block>,
 }
 
-impl<C: ReadCodes, D: Dots> Multiplied for IntegerGroup<C, D> {
+impl<S: Scaling, D: Dots> Multiplied for IntegerGroup<'_, '_, S, D> {
     #[inline(always)]
     unsafe fn add<const N: usize>(&self, rows: Group, results: &mut [[f32; PANEL]; N]) {
-        let GroupScales { scales, minima, halves } = &self.scales;
-        // SAFETY: the caller guarantees this; arrays of a panel have two registers.
-        unsafe {
-            match halves {
-                Halves::Alike => {
-                    let dots: [[__m256i; N]; 2] = self.dots.dots(rows.all_codes(), 0..2);
-                    for (h, dots) in dots.into_iter().enumerate() {
-                        for (r, (dots, result)) in dots.into_iter().zip(&mut *results).enumerate() {
-                            let result = result.as_mut_ptr().add(h * LANES);
-                            let scale = _mm256_mul_ps(scales[h], _mm256_set1_ps(rows.scale(r)));
-                            let mut sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots), scale, _mm256_loadu_ps(result));
-                            sum = _mm256_fmadd_ps(minima[h], _mm256_set1_ps(rows.sum(r)), sum);
-                            _mm256_storeu_ps(result, sum);
-                        }
-                    }
-                }
-                Halves::Factors(factors) => {
-                    let mut sums = self.dots_of_half::<0, N>(rows);
-                    let others = self.dots_of_half::<1, N>(rows);
-                    for h in 0..2 {
-                        for r in 0..N {
-                            let sum = _mm256_mullo_epi32(sums[h][r], factors[0][h]);
-                            let other = _mm256_mullo_epi32(others[h][r], factors[1][h]);
-                            sums[h][r] = _mm256_add_epi32(sum, other);
-                        }
-                    }
-                    rows.add_scaled(sums, *scales, results);
-                }
-                Halves::Numbers(numbers) => {
-                    rows.add_scaled(self.dots_of_half::<0, N>(rows), numbers[0], results);
-                    rows.add_scaled(self.dots_of_half::<1, N>(rows), numbers[1], results);
-                }
-            }
-        }
-    }
-}
-
-impl<C: ReadCodes, D: Dots> IntegerGroup<C, D> {
-    /// Returns the products with the codes of half a group without their offset.
-    #[inline(always)]
-    unsafe fn dots_of_half<const HALF: usize, const N: usize>(&self, rows: Group) -> [[__m256i; N]; 2] {
         // SAFETY: the caller guarantees this.
-        unsafe {
-            let mut dots = self.dots.dots::<N>(rows.all_codes(), HALF..HALF + 1);
-            for r in 0..N {
-                let offset = _mm256_set1_epi32(C::OFFSET * rows.totals(r)[HALF]);
-                for dots in &mut dots {
-                    dots[r] = _mm256_sub_epi32(dots[r], offset);
-                }
-            }
-            dots
-        }
+        unsafe { S::add(&self.scaled, &self.dots, rows, results) }
     }
 }

@@ -11,6 +11,7 @@ mod integers;
 mod numbers;
 mod nvfp4;
 mod read;
+mod scaling;
 mod tile;
 mod words;
 

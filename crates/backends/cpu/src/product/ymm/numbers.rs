@@ -135,25 +135,27 @@ impl<T: Table> Pairs for Indices<T> {
     }
 }
 
-/// Each exponent of e4m3 as −2 to its power. Groups are scaled when they are loaded: their largest number is from 240 to 448, and
-/// its integer from 15 to 28 times 2¹⁰. The smallest exponent, of numbers below 2⁻⁶, becomes 0. A weight is within 2⁻¹⁴ times
-/// the largest of its group and row.
-static POWERS: Levels = {
-    let mut powers = Levels { low: [0; 16], high: [0; 16], inverse: 1.0 / 64.0 };
-    let mut exponent = 1;
-    while exponent < 16 {
-        [powers.low[exponent], powers.high[exponent]] = (-1i16 << exponent).to_le_bytes();
-        exponent += 1;
+/// Factors of the integers of e4m3, by the upper bits of a code: its sign, and its exponent but for the lowest bit. They are powers of
+/// four. Groups are scaled when they are loaded: their largest number is from 240 to 448, and its integer from 15 to 28 times 2⁹.
+/// Numbers below 2⁻⁵ become 0. A weight is within an 8000th of the largest of its group and row.
+static FACTORS: Levels = {
+    let mut factors = Levels { low: [0; 16], high: [0; 16], inverse: 1.0 / 32.0 };
+    let mut bits = 1;
+    while bits < 8 {
+        let factor = 1i16 << (2 * bits);
+        [factors.low[bits], factors.high[bits]] = factor.to_le_bytes();
+        [factors.low[8 + bits], factors.high[8 + bits]] = (-factor).to_le_bytes();
+        bits += 1;
     }
-    powers
+    factors
 };
 
-/// The mantissas of e4m3 times −8, with their first bit.
+/// The mantissas of e4m3 times 4 with their first bit, shifted by the lowest bit of the exponent: by the lower bits of a code.
 static MANTISSAS: [u8; 16] = {
     let mut mantissas = [0; 16];
     let mut bits = 0;
-    while bits < 8 {
-        mantissas[bits] = (-8 * (8 + bits as i8)) as u8;
+    while bits < mantissas.len() {
+        mantissas[bits] = (8 + bits as u8 % 8) << (2 + bits / 8);
         bits += 1;
     }
     mantissas
@@ -169,12 +171,12 @@ struct F8 {
 
 impl Stored for F8 {
     const BYTES: usize = GROUP * PANEL;
-    const FACTOR: f32 = POWERS.inverse;
+    const FACTOR: f32 = FACTORS.inverse;
 
     #[inline(always)]
     unsafe fn new(codes: *const u8) -> Self {
         // SAFETY: the caller guarantees this.
-        unsafe { Self { codes, low: table(&POWERS.low), high: table(&POWERS.high), mantissas: table(&MANTISSAS) } }
+        unsafe { Self { codes, low: table(&FACTORS.low), high: table(&FACTORS.high), mantissas: table(&MANTISSAS) } }
     }
 }
 
@@ -186,18 +188,16 @@ impl Pairs for F8 {
         // SAFETY: the caller guarantees this.
         unsafe {
             let codes = _mm256_loadu_si256(self.codes.add(pair.index * 2 * PANEL).cast());
-            let exponents = _mm256_and_si256(_mm256_srli_epi16::<3>(codes), _mm256_set1_epi8(15));
-            let low = _mm256_shuffle_epi8(self.low, exponents);
-            let high = _mm256_shuffle_epi8(self.high, exponents);
-            let bits = _mm256_and_si256(codes, _mm256_set1_epi8(7));
-            // A code of 0 is 0 whatever its mantissa becomes.
-            let signed = _mm256_sign_epi8(_mm256_shuffle_epi8(self.mantissas, bits), codes);
-            // A mantissa is the higher byte of 16 bits. The product of both is the number times 2²¹, of which the
+            let nibble = _mm256_set1_epi8(15);
+            let uppers = _mm256_and_si256(_mm256_srli_epi16::<4>(codes), nibble);
+            let (low, high) = (_mm256_shuffle_epi8(self.low, uppers), _mm256_shuffle_epi8(self.high, uppers));
+            let mantissas = _mm256_shuffle_epi8(self.mantissas, _mm256_and_si256(codes, nibble));
+            // A mantissa is the higher byte of 16 bits. The product of both is the number times 2²⁰, of which the
             // instruction returns the upper bits, rounded.
             let zero = _mm256_setzero_si256();
             [
-                _mm256_mulhrs_epi16(_mm256_unpacklo_epi8(zero, signed), _mm256_unpacklo_epi8(low, high)),
-                _mm256_mulhrs_epi16(_mm256_unpackhi_epi8(zero, signed), _mm256_unpackhi_epi8(low, high)),
+                _mm256_mulhrs_epi16(_mm256_unpacklo_epi8(zero, mantissas), _mm256_unpacklo_epi8(low, high)),
+                _mm256_mulhrs_epi16(_mm256_unpackhi_epi8(zero, mantissas), _mm256_unpackhi_epi8(low, high)),
             ]
         }
     }
@@ -253,15 +253,19 @@ struct NumberPanel<'a, S> {
 
 impl<S: Stored> Panel for NumberPanel<'_, S> {
     type Unpacked = Unpacked;
+    type Scales = ();
 
-    const EMPTY: Unpacked = Unpacked::EMPTY;
+    const EMPTY: (Unpacked, ()) = (Unpacked::EMPTY, ());
+    const BLOCK: usize = usize::MAX;
 
     fn place(&self) -> Place<'_> {
         self.place
     }
 
+    unsafe fn read_scales(&self, _: usize, _: usize, (): &mut ()) {}
+
     #[inline(always)]
-    unsafe fn group(&self, group: usize) -> impl Multiplied {
+    unsafe fn group(&self, group: usize, (): &()) -> impl Multiplied {
         // SAFETY: the caller guarantees this.
         unsafe {
             let pairs = S::new(self.place.start.add(group * S::BYTES));
@@ -270,7 +274,7 @@ impl<S: Stored> Panel for NumberPanel<'_, S> {
     }
 
     #[inline(always)]
-    unsafe fn unpack(&self, group: usize, unpacked: &mut Unpacked) -> impl Multiplied {
+    unsafe fn unpack(&self, group: usize, (): &(), unpacked: &mut Unpacked) -> impl Multiplied {
         // SAFETY: the caller guarantees this.
         unsafe {
             unpacked.fill(&S::new(self.place.start.add(group * S::BYTES)));

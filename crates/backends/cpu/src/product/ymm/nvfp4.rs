@@ -4,11 +4,11 @@
 
 use std::arch::x86_64::*;
 
+use super::scaling::pair_scales;
 use super::tile::{Group, Multiplied, Panel, Place};
 use super::words::{self, Pair, Pairs, Unpacked};
-use super::{LANES, read};
 use crate::memory::LINE;
-use crate::weights::{Codes, E2M1_CODES, E2M1_OFFSET, Layout, PANEL, Scales};
+use crate::weights::{Codes, E2M1_CODES, E2M1_OFFSET, Layout, PANEL};
 
 /// Twice the values of the codes, as signed bytes.
 static VALUES: [u8; 16] = {
@@ -33,43 +33,34 @@ impl<'a> PairPanel<'a> {
         let Place { start, layout } = self.0;
         Values(start.wrapping_add(layout.codes_at(Codes::E2m1, group)))
     }
-
-    /// # Safety
-    /// AVX2 and F16C must be available, and the panel must have this group.
-    #[inline(always)]
-    unsafe fn group_of<P>(&self, group: usize, values: P) -> PairGroup<P> {
-        let Place { start, layout } = self.0;
-        // SAFETY: the caller guarantees this.
-        unsafe {
-            let (at, whole) =
-                (start.add(layout.scales_at(Scales::Pair, group)), start.add(layout.supers_at(Scales::Pair, group)));
-            let whole = [_mm256_loadu_ps(whole.cast()), _mm256_loadu_ps(whole.cast::<f32>().add(LANES))];
-            PairGroup { values, scales: read::pair_scales(at, whole) }
-        }
-    }
 }
 
 impl Panel for PairPanel<'_> {
     type Unpacked = Unpacked;
+    type Scales = ();
 
-    const EMPTY: Unpacked = Unpacked::EMPTY;
+    const EMPTY: (Unpacked, ()) = (Unpacked::EMPTY, ());
+    const BLOCK: usize = usize::MAX;
 
     fn place(&self) -> Place<'_> {
         self.0
     }
 
+    unsafe fn read_scales(&self, _: usize, _: usize, (): &mut ()) {}
+
     #[inline(always)]
-    unsafe fn group(&self, group: usize) -> impl Multiplied {
+    unsafe fn group(&self, group: usize, (): &()) -> impl Multiplied {
         // SAFETY: the caller guarantees this.
-        unsafe { self.group_of(group, self.codes(group)) }
+        let scales = unsafe { pair_scales(self.0, group) };
+        PairGroup { values: self.codes(group), scales }
     }
 
     #[inline(always)]
-    unsafe fn unpack(&self, group: usize, unpacked: &mut Unpacked) -> impl Multiplied {
+    unsafe fn unpack(&self, group: usize, (): &(), unpacked: &mut Unpacked) -> impl Multiplied {
         // SAFETY: the caller guarantees this.
         unsafe {
             unpacked.fill(&self.codes(group));
-            self.group_of(group, &*unpacked)
+            PairGroup { values: &*unpacked, scales: pair_scales(self.0, group) }
         }
     }
 }

@@ -3,11 +3,9 @@
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
-use super::LANES;
+use super::scaling::{Factors, Numbers, Scaling, Whole};
 use crate::memory::LINE;
-use crate::weights::{
-    Codes, E2M1_CODES, E2M1_OFFSET, HALVES_OFFSET, IQ4_CODES, IQ4_OFFSET, Layout, PANEL, STEPS, Scales,
-};
+use crate::weights::{Codes, E2M1_CODES, E2M1_OFFSET, HALVES_OFFSET, IQ4_CODES, Layout, STEPS};
 
 /// Codes of a group of a panel as bytes, by step: four inputs of sixteen output rows.
 #[repr(align(64))]
@@ -68,84 +66,11 @@ impl<C: ReadCodes> Steps for Stored<'_, C> {
     }
 }
 
-/// Scales of a group, a register for each half of the output rows.
-pub(super) struct GroupScales {
-    pub(super) scales: [__m256; 2],
-    pub(super) minima: [__m256; 2],
-    pub(super) halves: Halves,
-}
-
-/// Scales of the halves of the inputs of a group.
-pub(super) enum Halves {
-    /// Both have the scale of the group.
-    Alike,
-    /// Integers that the scale is multiplied with; there is no minimum.
-    Factors([[__m256i; 2]; 2]),
-    /// Numbers. The scale of the group is not used, and there is no minimum.
-    Numbers([[__m256; 2]; 2]),
-}
-
-/// Reads the scales of a group.
-///
-/// # Safety
-/// AVX2 and F16C must be available, and the panel must have this layout and group.
-#[inline(always)]
-pub(super) unsafe fn scales(panel: *const u8, layout: &Layout, scales: Scales, index: usize) -> GroupScales {
-    // SAFETY: the caller guarantees this.
-    unsafe {
-        let (at, supers) = (panel.add(layout.scales_at(scales, index)), panel.add(layout.supers_at(scales, index)));
-        let (first, second) = (pair_of(scales, at, supers, 0), pair_of(scales, at, supers, LANES));
-        let halves = match scales {
-            Scales::Pair => Halves::Numbers(pair_scales(at, [first.0, second.0])),
-            Scales::Halves => Halves::Factors([
-                [factors(at), factors(at.add(LANES))],
-                [factors(at.add(PANEL)), factors(at.add(PANEL + LANES))],
-            ]),
-            _ => Halves::Alike,
-        };
-        GroupScales { scales: [first.0, second.0], minima: [first.1, second.1], halves }
-    }
-}
-
-/// Returns the scales of the halves of a group: e4m3 numbers times these factors.
-///
-/// # Safety
-/// AVX2 and F16C must be available, and there must be the numbers of a group.
-#[inline(always)]
-pub(super) unsafe fn pair_scales(at: *const u8, factors: [__m256; 2]) -> [[__m256; 2]; 2] {
-    // SAFETY: the caller guarantees this.
-    unsafe {
-        let mut scales = [factors; 2];
-        for (half, scales) in scales.iter_mut().enumerate() {
-            for (h, scale) in scales.iter_mut().enumerate() {
-                *scale = _mm256_mul_ps(small(at.add(half * PANEL + h * LANES)), *scale);
-            }
-        }
-        scales
-    }
-}
-
-/// Reads eight e4m3 numbers, over [`E4M3_OVER_F16`](crate::weights::E4M3_OVER_F16).
-#[inline(always)]
-unsafe fn small(at: *const u8) -> __m256 {
-    // SAFETY: the caller of `scales` guarantees this.
-    unsafe {
-        let codes = _mm_cvtepi8_epi16(_mm_loadl_epi64(at.cast()));
-        // The sign is extended to the left of the exponent, and masked between.
-        let mask = _mm_set1_epi16(0xbf80_u16 as i16);
-        _mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16::<7>(codes), mask))
-    }
-}
-
-/// Reads eight factors.
-#[inline(always)]
-unsafe fn factors(at: *const u8) -> __m256i {
-    // SAFETY: the caller of `scales` guarantees this.
-    unsafe { _mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast())) }
-}
-
 /// Reads the codes of a stored panel.
 pub(super) trait ReadCodes {
+    /// The scales of these codes.
+    type Scaling: Scaling;
+
     /// Offset of the codes if each half of a group has a scale.
     const OFFSET: i32 = 0;
 
@@ -165,6 +90,8 @@ pub(super) struct Iq4;
 pub(super) struct Eight;
 
 impl ReadCodes for Four {
+    type Scaling = Whole;
+
     #[inline(always)]
     unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> [__m256i; 2] {
         // SAFETY: the caller guarantees this.
@@ -173,6 +100,8 @@ impl ReadCodes for Four {
 }
 
 impl ReadCodes for E2m1 {
+    type Scaling = Whole;
+
     #[inline(always)]
     unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> [__m256i; 2] {
         // SAFETY: the caller guarantees this.
@@ -181,6 +110,8 @@ impl ReadCodes for E2m1 {
 }
 
 impl ReadCodes for Nvfp4 {
+    type Scaling = Numbers;
+
     const OFFSET: i32 = E2M1_OFFSET as i32;
 
     #[inline(always)]
@@ -191,6 +122,8 @@ impl ReadCodes for Nvfp4 {
 }
 
 impl ReadCodes for Iq4 {
+    type Scaling = Whole;
+
     #[inline(always)]
     unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> [__m256i; 2] {
         // SAFETY: the caller guarantees this.
@@ -199,6 +132,8 @@ impl ReadCodes for Iq4 {
 }
 
 impl ReadCodes for Five {
+    type Scaling = Whole;
+
     #[inline(always)]
     unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> [__m256i; 2] {
         // SAFETY: the caller guarantees this.
@@ -211,6 +146,8 @@ impl ReadCodes for Five {
 }
 
 impl ReadCodes for Six {
+    type Scaling = Factors;
+
     const OFFSET: i32 = HALVES_OFFSET;
 
     #[inline(always)]
@@ -225,6 +162,8 @@ impl ReadCodes for Six {
 }
 
 impl ReadCodes for Eight {
+    type Scaling = Whole;
+
     #[inline(always)]
     unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> [__m256i; 2] {
         // SAFETY: the caller guarantees this.
@@ -254,43 +193,6 @@ unsafe fn nibbles(at: *const u8, step: usize) -> [__m256i; 2] {
     }
 }
 
-/// Returns scales and minima of eight rows.
-#[inline(always)]
-unsafe fn pair_of(scales: Scales, at: *const u8, supers: *const u8, lanes: usize) -> (__m256, __m256) {
-    // SAFETY: the caller of `scales` guarantees this.
-    unsafe {
-        match scales {
-            Scales::Fixed(offset) => {
-                let scale = halves(at, lanes);
-                (scale, _mm256_mul_ps(scale, _mm256_set1_ps(offset)))
-            }
-            Scales::Two => (halves(at, lanes), halves(at, PANEL + lanes)),
-            Scales::Super => {
-                let negative = _mm256_sub_ps(_mm256_setzero_ps(), halves(supers, PANEL + lanes));
-                let scale = _mm256_mul_ps(halves(supers, lanes), bytes(at.add(lanes)));
-                (scale, _mm256_mul_ps(negative, bytes(at.add(PANEL + lanes))))
-            }
-            Scales::Halves => (halves(supers, lanes), _mm256_setzero_ps()),
-            Scales::Pair => (_mm256_loadu_ps(supers.cast::<f32>().add(lanes)), _mm256_setzero_ps()),
-            Scales::Signed => {
-                let scale = _mm256_mul_ps(halves(supers, lanes), _mm256_cvtepi32_ps(factors(at.add(lanes))));
-                (scale, _mm256_mul_ps(scale, _mm256_set1_ps(-f32::from(IQ4_OFFSET))))
-            }
-            Scales::Zero => below_zero(halves(at, lanes), at.add(2 * PANEL + lanes)),
-            Scales::Wide => below_zero(_mm256_loadu_ps(at.cast::<f32>().add(lanes)), at.add(4 * PANEL + lanes)),
-            Scales::Power => {
-                let exponents = _mm256_cvtepu8_epi32(_mm_loadl_epi64(at.add(lanes).cast()));
-                // Half of 2^(exponent − 127). The two smallest are denormal.
-                let normal = _mm256_slli_epi32::<23>(_mm256_sub_epi32(exponents, _mm256_set1_epi32(1)));
-                let denormal = _mm256_sllv_epi32(_mm256_set1_epi32(0x20_0000), exponents);
-                let is_normal = _mm256_cmpgt_epi32(exponents, _mm256_set1_epi32(1));
-                let scale = _mm256_castsi256_ps(_mm256_blendv_epi8(denormal, normal, is_normal));
-                (scale, _mm256_mul_ps(scale, _mm256_set1_ps(-f32::from(E2M1_OFFSET))))
-            }
-        }
-    }
-}
-
 /// Replaces codes by the values of a table.
 #[inline(always)]
 unsafe fn looked_up(table: &[u8; 16], [first, second]: [__m256i; 2]) -> [__m256i; 2] {
@@ -299,13 +201,6 @@ unsafe fn looked_up(table: &[u8; 16], [first, second]: [__m256i; 2]) -> [__m256i
         let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
         [_mm256_shuffle_epi8(table, first), _mm256_shuffle_epi8(table, second)]
     }
-}
-
-/// Returns scales with the minima that eight zero points make.
-#[inline(always)]
-unsafe fn below_zero(scale: __m256, zeros: *const u8) -> (__m256, __m256) {
-    // SAFETY: the caller of `scales` guarantees this.
-    unsafe { (scale, _mm256_mul_ps(_mm256_sub_ps(_mm256_setzero_ps(), bytes(zeros)), scale)) }
 }
 
 /// Adds the fifth bits, a mask of 64 for each step.
@@ -338,20 +233,6 @@ unsafe fn sixth(codes: __m256i, uppers: *const u8, step: usize, half: usize) -> 
         };
         _mm256_or_si256(codes, _mm256_and_si256(uppers, _mm256_set1_epi8(0x30)))
     }
-}
-
-/// Reads eight f16, from element `from` on.
-#[inline(always)]
-unsafe fn halves(at: *const u8, from: usize) -> __m256 {
-    // SAFETY: the caller of `step` guarantees this.
-    unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.add(2 * from).cast())) }
-}
-
-/// Reads eight bytes.
-#[inline(always)]
-unsafe fn bytes(at: *const u8) -> __m256 {
-    // SAFETY: the caller of `step` guarantees this.
-    unsafe { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(at.cast()))) }
 }
 
 /// Prefetches a panel in parts, one for each group.

@@ -136,22 +136,34 @@ pub(super) trait Panel {
     /// Memory of an unpacked group.
     type Unpacked;
 
-    const EMPTY: Self::Unpacked;
+    /// Memory of the scales of [`Panel::BLOCK`] groups, if they are read before these.
+    type Scales;
+
+    /// Number of groups whose scales are read at once.
+    const BLOCK: usize;
+
+    const EMPTY: (Self::Unpacked, Self::Scales);
 
     /// Returns where the panel is.
     fn place(&self) -> Place<'_>;
 
+    /// Reads the scales of `count` groups from `first` on.
+    ///
+    /// # Safety
+    /// The instruction set must be available, and the panel must have these groups.
+    unsafe fn read_scales(&self, first: usize, count: usize, scales: &mut Self::Scales);
+
     /// Returns a group that is unpacked while it is multiplied.
     ///
     /// # Safety
-    /// The instruction set must be available, and the panel must have this group.
-    unsafe fn group(&self, index: usize) -> impl Multiplied;
+    /// The instruction set must be available, and the panel must have this group, whose scales these are.
+    unsafe fn group(&self, index: usize, scales: &Self::Scales) -> impl Multiplied;
 
     /// Unpacks a group.
     ///
     /// # Safety
-    /// The instruction set must be available, and the panel must have this group.
-    unsafe fn unpack(&self, index: usize, unpacked: &mut Self::Unpacked) -> impl Multiplied;
+    /// The instruction set must be available, and the panel must have this group, whose scales these are.
+    unsafe fn unpack(&self, index: usize, scales: &Self::Scales, unpacked: &mut Self::Unpacked) -> impl Multiplied;
 }
 
 /// Multiplies the rows of a tile with a panel, up to `ROWS` at once. `ahead` prefetches the panel at that distance in bytes,
@@ -195,10 +207,17 @@ unsafe fn multiply_few<P: Panel, const N: usize>(
     rows: Group,
     results: &mut [[f32; PANEL]; N],
 ) {
-    for index in 0..rows.groups {
-        ahead.prefetch();
+    let (_, mut scales) = P::EMPTY;
+    for first in (0..rows.groups).step_by(P::BLOCK) {
+        let groups = first..first.saturating_add(P::BLOCK).min(rows.groups);
         // SAFETY: the caller guarantees this.
-        unsafe { panel.group(index).add(rows.group(index), results) };
+        unsafe {
+            panel.read_scales(first, groups.len(), &mut scales);
+            for index in groups {
+                ahead.prefetch();
+                panel.group(index, &scales).add(rows.group(index), results);
+            }
+        }
     }
 }
 
@@ -210,25 +229,37 @@ unsafe fn multiply_many<P: Panel, const ROWS: usize>(
     rows: Group,
     results: &mut [[f32; PANEL]],
 ) {
-    let mut unpacked = P::EMPTY;
-    let (whole, rest) = results.as_chunks_mut::<ROWS>();
-    for index in 0..rows.groups {
-        ahead.prefetch();
-        let rows = rows.group(index);
+    let (mut unpacked, mut scales) = P::EMPTY;
+    for first in (0..rows.groups).step_by(P::BLOCK) {
+        let groups = first..first.saturating_add(P::BLOCK).min(rows.groups);
         // SAFETY: the caller guarantees this.
         unsafe {
-            let group = panel.unpack(index, &mut unpacked);
-            for (index, results) in whole.iter_mut().enumerate() {
-                group.add(rows.from(index * ROWS), results);
+            panel.read_scales(first, groups.len(), &mut scales);
+            for index in groups {
+                ahead.prefetch();
+                let group = panel.unpack(index, &scales, &mut unpacked);
+                multiply_group::<ROWS>(&group, rows.group(index), results);
             }
-            let others = rows.from(whole.len() * ROWS);
-            if let Some(results) = rest.first_chunk_mut::<3>() {
-                group.add(others, results);
-            } else if let Some(results) = rest.first_chunk_mut::<2>() {
-                group.add(others, results);
-            } else if let Some(results) = rest.first_chunk_mut::<1>() {
-                group.add(others, results);
-            }
+        }
+    }
+}
+
+/// Multiplies rows with a group.
+#[inline(always)]
+unsafe fn multiply_group<const ROWS: usize>(group: &impl Multiplied, rows: Group, results: &mut [[f32; PANEL]]) {
+    let (whole, rest) = results.as_chunks_mut::<ROWS>();
+    // SAFETY: the caller guarantees this.
+    unsafe {
+        for (index, results) in whole.iter_mut().enumerate() {
+            group.add(rows.from(index * ROWS), results);
+        }
+        let others = rows.from(whole.len() * ROWS);
+        if let Some(results) = rest.first_chunk_mut::<3>() {
+            group.add(others, results);
+        } else if let Some(results) = rest.first_chunk_mut::<2>() {
+            group.add(others, results);
+        } else if let Some(results) = rest.first_chunk_mut::<1>() {
+            group.add(others, results);
         }
     }
 }
