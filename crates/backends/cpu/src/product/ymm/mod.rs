@@ -84,10 +84,11 @@ impl<'a> TileRows<'a> {
     ) -> Self {
         assert!(count <= TILE && input.cols == layout.cols);
         let words = needs_words(vnni, layout, count, input.coarse).then(|| {
+            let order = matches!(layout.kind, PanelKind::Quant(_, Scales::Pair)).then_some(&nvfp4::ORDER);
             scratch.reserve_zeroed(TILE * input.cols);
             for (row, words) in (first..first + count).zip(scratch.chunks_exact_mut(input.cols)) {
                 // SAFETY: AVX2 is available wherever these kernels are chosen.
-                unsafe { join(input.row(row).codes, words) };
+                unsafe { join(order, input.row(row).codes, words.as_chunks_mut().0) };
             }
             &scratch[..count * input.cols]
         });
@@ -95,10 +96,27 @@ impl<'a> TileRows<'a> {
     }
 }
 
-/// Joins the parts of a row's codes to 16 bits.
+/// Order of a row's inputs in 16 bits: indices of each sixteen.
+type Order = [u8; 16];
+
+/// Joins the parts of a row's codes to 16 bits, in an order if there is one.
+///
+/// # Safety
+/// AVX2 must be available.
 #[target_feature(enable = "avx2")]
-fn join(codes: &[[i8; ROW_BYTES]], words: &mut [i16]) {
-    for (codes, words) in codes.iter().zip(words.as_chunks_mut::<GROUP>().0) {
+unsafe fn join(order: Option<&Order>, codes: &[[i8; ROW_BYTES]], words: &mut [[i16; GROUP]]) {
+    for (codes, words) in codes.iter().zip(words) {
+        let mut codes = *codes;
+        if let Some(order) = order {
+            for codes in codes.as_chunks_mut::<16>().0 {
+                // SAFETY: both have sixteen bytes.
+                unsafe {
+                    let order = _mm_loadu_si128(order.as_ptr().cast());
+                    let ordered = _mm_shuffle_epi8(_mm_loadu_si128(codes.as_ptr().cast()), order);
+                    _mm_storeu_si128(codes.as_mut_ptr().cast(), ordered);
+                }
+            }
+        }
         for (k, word) in words.iter_mut().enumerate() {
             *word = (i16::from(codes[k]) << LOW_BITS) + i16::from(codes[GROUP + k]);
         }

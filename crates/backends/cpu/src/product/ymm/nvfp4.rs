@@ -4,6 +4,7 @@
 
 use std::arch::x86_64::*;
 
+use super::Order;
 use super::scaling::pair_scales;
 use super::tile::{Group, Multiplied, Panel, Place};
 use super::words::{self, Pair, Pairs, Unpacked};
@@ -20,6 +21,13 @@ static VALUES: [u8; 16] = {
     }
     values
 };
+
+/// Makes up for the place of the values, which is the upper byte of a word.
+const INVERSE: f32 = 1.0 / 256.0;
+
+/// Order of a row's inputs. Of four, the first and the third are multiplied with the lower bytes of two words, and the others with
+/// the upper ones.
+pub(super) static ORDER: Order = [0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15];
 
 /// A panel of NVFP4 weights in its stored layout, which is multiplied with rows in 16 bits.
 pub(super) struct PairPanel<'a>(Place<'a>);
@@ -51,7 +59,7 @@ impl Panel for PairPanel<'_> {
     #[inline(always)]
     unsafe fn group(&self, group: usize, (): &()) -> impl Multiplied {
         // SAFETY: the caller guarantees this.
-        let scales = unsafe { pair_scales(self.0, group) };
+        let scales = unsafe { pair_scales(self.0, group, INVERSE) };
         PairGroup { values: self.codes(group), scales }
     }
 
@@ -60,12 +68,12 @@ impl Panel for PairPanel<'_> {
         // SAFETY: the caller guarantees this.
         unsafe {
             unpacked.fill(&self.codes(group));
-            PairGroup { values: &*unpacked, scales: pair_scales(self.0, group) }
+            PairGroup { values: &*unpacked, scales: pair_scales(self.0, group, INVERSE) }
         }
     }
 }
 
-/// The values of the codes of a group.
+/// The values of the codes of a group, each in the upper byte of a word.
 struct Values(*const u8);
 
 impl Pairs for Values {
@@ -73,19 +81,19 @@ impl Pairs for Values {
 
     #[inline(always)]
     unsafe fn pair(&self, pair: Pair) -> [__m256i; 2] {
-        // The two pairs of each row's four inputs beside each other, so that each word has an input of a pair.
-        static CROSSED: [u8; 16] = [0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15];
-        // SAFETY: the caller guarantees this; tables have sixteen bytes, and a line has two registers.
+        // SAFETY: the caller guarantees this; the table has sixteen bytes, and a line has two registers.
         unsafe {
             let values = _mm256_broadcastsi128_si256(_mm_loadu_si128(VALUES.as_ptr().cast()));
-            let crossed = _mm256_broadcastsi128_si256(_mm_loadu_si128(CROSSED.as_ptr().cast()));
-            let mut weights = [_mm256_set1_epi16(if pair.parity == 0 { 1 } else { 1 << 8 }); 2];
+            let mut weights = [_mm256_setzero_si256(); 2];
             for (h, weights) in weights.iter_mut().enumerate() {
                 let packed = _mm256_loadu_si256(self.0.add(pair.line * LINE + h * LINE / 2).cast());
-                let packed = _mm256_shuffle_epi8(packed, crossed);
                 let nibbles = if pair.half == 0 { packed } else { _mm256_srli_epi16::<4>(packed) };
                 let codes = _mm256_and_si256(nibbles, _mm256_set1_epi8(15));
-                *weights = _mm256_maddubs_epi16(*weights, _mm256_shuffle_epi8(values, codes));
+                let values = _mm256_shuffle_epi8(values, codes);
+                *weights = match pair.parity {
+                    0 => _mm256_slli_epi16::<8>(values),
+                    _ => _mm256_and_si256(values, _mm256_set1_epi16(!0xff)),
+                };
             }
             weights
         }

@@ -185,7 +185,7 @@ impl Scaling for Numbers {
     ) {
         // SAFETY: the caller guarantees this.
         unsafe {
-            let scales = pair_scales(group.place, group.index);
+            let scales = pair_scales(group.place, group.index, 1.0);
             rows.add_scaled(dots_of_half::<0, N>(dots, rows, group.offset), scales[0], results);
             rows.add_scaled(dots_of_half::<1, N>(dots, rows, group.offset), scales[1], results);
         }
@@ -212,18 +212,19 @@ unsafe fn dots_of_half<const HALF: usize, const N: usize>(
     }
 }
 
-/// Returns the scales of the halves of a group: e4m3 numbers times the factors of the rows.
+/// Returns the scales of the halves of a group: e4m3 numbers times the factors of the rows, times `factor`.
 ///
 /// # Safety
 /// AVX2 and F16C must be available, and the panel must have this group, with [`Scales::Pair`].
 #[inline(always)]
-pub(super) unsafe fn pair_scales(place: Place<'_>, index: usize) -> [[__m256; 2]; 2] {
+pub(super) unsafe fn pair_scales(place: Place<'_>, index: usize, factor: f32) -> [[__m256; 2]; 2] {
     let Place { start, layout } = place;
     // SAFETY: the caller guarantees this.
     unsafe {
         let at = start.add(layout.scales_at(Scales::Pair, index));
         let factors = start.add(layout.supers_at(Scales::Pair, index)).cast::<f32>();
         let factors = [_mm256_loadu_ps(factors), _mm256_loadu_ps(factors.add(LANES))];
+        let factors = factors.map(|factors| _mm256_mul_ps(factors, _mm256_set1_ps(factor)));
         let mut scales = [factors; 2];
         for (half, scales) in scales.iter_mut().enumerate() {
             for (h, scale) in scales.iter_mut().enumerate() {
