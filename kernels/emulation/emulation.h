@@ -7,7 +7,10 @@
 // compiled with EMU_RACES and -fsanitize=thread end a launch at a data race (races.h). The emulation does not model time
 // or the tensor cores' rounding of sums.
 #pragma once
-#include <cmath>
+// The C library's declarations alone, because <cmath> takes longer to compile than most kernels' sources.
+#define _GLIBCXX_INCLUDE_NEXT_C_HEADERS
+#include <math.h>
+#undef _GLIBCXX_INCLUDE_NEXT_C_HEADERS
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -29,7 +32,7 @@ struct Dim3 {
 struct Builtins {
     Dim3 thread, block, block_size, grid_size;
 };
-Builtins& builtins();
+[[gnu::const]] Builtins& builtins();
 
 // A lane's input to an operation of its warp: addresses of its operand and its result, and two numbers.
 struct Offer {

@@ -82,23 +82,33 @@ float unpack(const u32* fragment, int i) {
     return to_float(T{(u16)(fragment[i / 2] >> 16 * (i % 2))});
 }
 
+// A row of eight numbers, whose sums and products are those of its numbers.
+using Row = float __attribute__((vector_size(32)));
+
+// Computes the product of two matrices.
+template <int ROWS, int K>
+void product(const float (&a)[ROWS][K], const Row (&b)[K], Row (&sums)[ROWS]) {
+    for (int row = 0; row < ROWS; ++row) {
+        sums[row] = Row{};
+        for (int k = 0; k < K; ++k) sums[row] += a[row][k] * b[k];
+    }
+}
+
 // Adds the product of two matrices to the fragments of a warp.
 template <int K>
-void add_product(const float (&a)[16][K], const float (&b)[K][8], const Offer* offers) {
+void add_product(const float (&a)[16][K], const Row (&b)[K], const Offer* offers) {
+    Row sums[16];
+    product(a, b, sums);
     for (int lane = 0; lane < 32; ++lane) {
         float* d = static_cast<float*>(offers[lane].result);
-        for (int i = 0; i < 4; ++i) {
-            int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
-            float sum = 0.0f;
-            for (int k = 0; k < K; ++k) sum += a[row][k] * b[k][column];
-            d[i] += sum;
-        }
+        for (int i = 0; i < 4; ++i) d[i] += sums[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2];
     }
 }
 
 template <class T>
 void multiply_16x8x16(const Offer* offers, u32) {
-    float a[16][16], b[16][8];
+    float a[16][16];
+    Row b[16];
     for (int lane = 0; lane < 32; ++lane) {
         const Factors& factors = *static_cast<const Factors*>(offers[lane].operand);
         int group = lane / 4, pair = 2 * (lane % 4);
@@ -109,7 +119,8 @@ void multiply_16x8x16(const Offer* offers, u32) {
 }
 
 void multiply_16x8x4_tf32(const Offer* offers, u32) {
-    float a[16][4], b[4][8];
+    float a[16][4];
+    Row b[4];
     // The lower 13 bits of a number do not count.
     auto number = [](u32 bits) { return __uint_as_float(bits & 0xffffe000); };
     for (int lane = 0; lane < 32; ++lane) {
@@ -141,24 +152,24 @@ void multiply_16x8x32_e4m3(const Offer* offers, u32) {
 
 template <bool B_BY_ROWS>
 void multiply_8x8x4(const Offer* offers, u32) {
-    for (int product = 0; product < 4; ++product) {
-        float a[8][4], b[4][8];
+    for (int quad_pair = 0; quad_pair < 4; ++quad_pair) {
+        float a[8][4];
+        Row b[4], sums[8];
         for (int r = 0; r < 8; ++r) {
-            int lane = 4 * product + r % 4 + 16 * (r / 4);
+            int lane = 4 * quad_pair + r % 4 + 16 * (r / 4);
             const Factors& factors = *static_cast<const Factors*>(offers[lane].operand);
             for (int i = 0; i < 4; ++i) {
                 a[r][i] = unpack<f16>(factors.a, i);
                 (B_BY_ROWS ? b[r % 4][4 * (r / 4) + i] : b[i][r]) = unpack<f16>(factors.b, i);
             }
         }
+        product(a, b, sums);
         for (int r = 0; r < 8; ++r) {
-            int lane = 4 * product + r % 4 + 16 * (r / 4);
+            int lane = 4 * quad_pair + r % 4 + 16 * (r / 4);
             float* d = static_cast<float*>(offers[lane].result);
             for (int i = 0; i < 8; ++i) {
                 int row = lane % 2 + (i & 2) + 4 * (lane / 16), column = (i & 4) + (lane & 2) + (i & 1);
-                float sum = 0.0f;
-                for (int k = 0; k < 4; ++k) sum += a[row][k] * b[k][column];
-                d[i] += sum;
+                d[i] += sums[row][column];
             }
         }
     }

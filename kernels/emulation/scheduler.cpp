@@ -54,7 +54,10 @@ emu_switch_stack:
 namespace emu {
 namespace {
 
-constexpr size_t STACK_BYTES = 128 << 10;
+// Stacks begin at pages. The top of each lies elsewhere in its page than that of the next, because a cache has few places for
+// equal offsets.
+constexpr size_t STACK_BYTES = 144 << 10;
+constexpr size_t COLOURS = 32, COLOUR_BYTES = 7 * 64;
 // Limits of one CTA on an H100.
 constexpr size_t MAX_SHARED_BYTES = 227 << 10;
 constexpr u32 MAX_THREADS = 1024;
@@ -157,7 +160,8 @@ struct Machine {
     }
 };
 
-Machine& machine() {
+// A thread has one machine, so that a function need look it up once only.
+[[gnu::const, gnu::noinline]] Machine& machine() {
     static thread_local Machine instance;
     return instance;
 }
@@ -171,8 +175,8 @@ const Kernel*& kernels() {
 u32 choose(Machine& m, u32 mask, u32 previous) {
     if (m.order == EMU_REVERSE) return 31 - (u32)__builtin_clz(mask);
     if (m.order == EMU_RANDOM) {
-        for (u32 skip = (u32)((m.random() >> 33) % (u32)__builtin_popcount(mask)); skip > 0; --skip) mask &= mask - 1;
-        return (u32)__builtin_ctz(mask);
+        u32 skip = (u32)(m.random() >> 33) % (u32)__builtin_popcount(mask);
+        return (u32)__builtin_ctz(__builtin_ia32_pdep_si(1u << skip, mask));
     }
     u32 after = previous < 31 ? mask & ~0u << (previous + 1) : 0;
     return (u32)__builtin_ctz(after ? after : mask);
@@ -231,8 +235,7 @@ Fiber* choose_fiber(Machine& m) {
 }
 
 // Yields to a thread that is ready, and returns when this one is chosen again. This one may itself be ready or not.
-__attribute__((noinline)) void give_way() {
-    Machine& m = machine();
+__attribute__((noinline)) void give_way(Machine& m) {
     Fiber* self = m.running;
     Warp* warp = self->warp;
     Cta& cta = *warp->cta;
@@ -266,7 +269,7 @@ void run_thread() {
     self->warp->alive &= ~bit;
     self->warp->ready &= ~bit;
     self->warp->cta->alive -= 1;
-    give_way();
+    give_way(m);
     __builtin_unreachable();
 }
 
@@ -294,7 +297,7 @@ void prepare_fiber(Machine& m, Cta& cta, u32 number) {
     ASAN_UNPOISON_MEMORY_REGION(fiber.stack, STACK_BYTES);
     // The stack looks as if run_thread had been called and switched away from at once: a null return address that
     // aligns the stack as the ABI requires at a function's entry, the address at which to continue, and six registers.
-    void** top = reinterpret_cast<void**>(fiber.stack + STACK_BYTES - 64);
+    void** top = reinterpret_cast<void**>(fiber.stack + STACK_BYTES - 64 - number % COLOURS * COLOUR_BYTES);
     *--top = nullptr;
     *--top = reinterpret_cast<void*>(run_thread);
     for (int i = 0; i < 6; ++i) *--top = nullptr;
@@ -488,11 +491,12 @@ void barrier() {
     self->warp->ready &= ~bit;
     self->warp->at_barrier |= bit;
     self->warp->cta->at_barrier += 1;
-    give_way();
+    give_way(m);
 }
 
 void warp_operation(u32 mask, const Offer& offer, Operation operation, const char* name) {
-    Fiber* self = machine().running;
+    Machine& m = machine();
+    Fiber* self = m.running;
     Warp& warp = *self->warp;
     u32 bit = 1u << self->lane;
     if (!(mask & bit)) fail("a lane takes part in a warp operation whose mask it is not in");
@@ -502,7 +506,7 @@ void warp_operation(u32 mask, const Offer& offer, Operation operation, const cha
     warp.arrived |= bit;
     if ((warp.arrived & mask) != mask) {
         warp.ready &= ~bit;
-        give_way();
+        give_way(m);
         return;
     }
     for (u32 rest = mask; rest; rest &= rest - 1) {

@@ -5,11 +5,12 @@
 //! sanitizers; the process must then run with `LD_PRELOAD` of [`address_sanitizer`]. [`Emulation::finding_races`] makes
 //! libraries in which a data race ends a launch.
 
+use std::collections::HashMap;
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Mutex;
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 use std::{env, fs, io};
 
 use crate::manifest::{self, Instance};
@@ -49,7 +50,9 @@ impl Check {
     /// Returns the compiler's further options for kernels.
     fn kernel_options(self) -> &'static [&'static str] {
         match self {
-            Self::Nothing | Self::Memory => &[],
+            // Most tests take longer to compile their kernels than to run them.
+            Self::Nothing => &["-O1"],
+            Self::Memory => &[],
             // The calls that the sanitizer inserts are those of `emulation/races.cpp`; a function's begin and end are not
             // needed.
             Self::Races => &[
@@ -172,8 +175,14 @@ pub fn run(command: &mut Command) -> Result<Vec<u8>, EmulationError> {
     Err(EmulationError(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr))))
 }
 
-fn compiler_version() -> Result<Vec<u8>, EmulationError> {
-    run(compiler().arg("--version"))
+/// Returns what the compiler says of its version, which is asked once.
+fn compiler_version() -> Result<&'static [u8], EmulationError> {
+    static VERSION: OnceLock<Vec<u8>> = OnceLock::new();
+    if let Some(version) = VERSION.get() {
+        return Ok(version);
+    }
+    let version = run(compiler().arg("--version"))?;
+    Ok(VERSION.get_or_init(|| version))
 }
 
 /// Returns the address sanitizer's library, which must be loaded before everything else.
@@ -185,9 +194,10 @@ pub fn address_sanitizer() -> Result<PathBuf, EmulationError> {
 /// Creates `path` with `make`, which gets a unique name beside it, so that other processes see the complete file or
 /// none.
 pub fn make_once(path: &Path, make: impl FnOnce(&Path) -> Result<(), EmulationError>) -> Result<(), EmulationError> {
-    // A process compiles one library at a time, so that threads that need the same one compile it once.
-    static TURN: Mutex<()> = Mutex::new(());
-    let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    // Threads that need the same file make it once, and other files at the same time.
+    static TURNS: LazyLock<Mutex<HashMap<PathBuf, Arc<Mutex<()>>>>> = LazyLock::new(Mutex::default);
+    let turn = TURNS.lock().unwrap_or_else(PoisonError::into_inner).entry(path.to_owned()).or_default().clone();
+    let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
     if path.exists() {
         return Ok(());
     }
@@ -202,7 +212,10 @@ pub fn make_once(path: &Path, make: impl FnOnce(&Path) -> Result<(), EmulationEr
 /// Returns the compiler's arguments for a library of kernels, except their text: options, and the emulation's objects,
 /// which are compiled if necessary.
 pub fn library_arguments() -> Result<(Vec<String>, Vec<PathBuf>), EmulationError> {
-    arguments(Check::from_env())
+    let check = Check::from_env();
+    let (mut options, objects) = arguments(check)?;
+    options.extend(check.kernel_options().iter().copied().map(String::from));
+    Ok((options, objects))
 }
 
 fn arguments(check: Check) -> Result<(Vec<String>, Vec<PathBuf>), EmulationError> {
@@ -226,14 +239,16 @@ fn arguments(check: Check) -> Result<(Vec<String>, Vec<PathBuf>), EmulationError
 /// `emulation/emu.h`. It is compiled if necessary.
 fn compile(program: &str, check: Check) -> Result<PathBuf, EmulationError> {
     let (options, objects) = arguments(check)?;
-    let library = cache_folder().join(format!("kernels-{:016x}.so", key(program, &options)?));
+    let mut kernel_options = options.clone();
+    kernel_options.extend(check.kernel_options().iter().copied().map(String::from));
+    let library = cache_folder().join(format!("kernels-{:016x}.so", key(program, &kernel_options)?));
     make_once(&library, |partial| {
         let source = library.with_extension("cpp");
         fs::write(&source, program).map_err(io_error(&source))?;
         // The kernels are an object first, because the linker would add the library of a sanitizer.
         let object = partial.with_extension("o");
         let mut command = compiler();
-        command.args(&options).args(check.kernel_options()).args(["-c", "-x", "c++"]);
+        command.args(&kernel_options).args(["-c", "-x", "c++"]);
         run(command.arg(source).arg("-o").arg(&object))?;
         run(compiler().args(&options).args(&objects).arg(&object).arg("-o").arg(partial))?;
         fs::remove_file(&object).map_err(io_error(&object))

@@ -1,5 +1,5 @@
-//! Tests of the kernels on the CPU emulation, each compared with scalar f64: random shapes, every scheduling order, two
-//! runs with the same bits, and outputs that are NaN before they are written. With OCTAVO_GPU=1 they run on a GPU
+//! Tests of the kernels on the CPU emulation, each compared with scalar f64: random shapes, the same bits
+//! in every scheduling order, and outputs that are NaN before they are written. With OCTAVO_GPU=1 they run on a GPU
 //! instead of the emulation; `tests/gpu/run.sh` does that.
 
 mod attention;

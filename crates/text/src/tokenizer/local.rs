@@ -107,14 +107,18 @@ fn is_stable(c: char) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use proptest::prelude::*;
     use unicode_segmentation::UnicodeSegmentation;
 
     use super::*;
     use crate::tokenizer::tests::{text, xlm_roberta_normalizer};
 
-    fn table() -> LocalNormalizer {
-        LocalNormalizer::parse(&xlm_roberta_normalizer()["normalizers"][0]).unwrap()
+    fn table() -> &'static LocalNormalizer {
+        static TABLE: LazyLock<LocalNormalizer> =
+            LazyLock::new(|| LocalNormalizer::parse(&xlm_roberta_normalizer()["normalizers"][0]).unwrap());
+        &TABLE
     }
 
     proptest! {
