@@ -194,8 +194,9 @@ pub fn address_sanitizer() -> Result<PathBuf, EmulationError> {
 /// Creates `path` with `make`, which gets a unique name beside it, so that other processes see the complete file or
 /// none.
 pub fn make_once(path: &Path, make: impl FnOnce(&Path) -> Result<(), EmulationError>) -> Result<(), EmulationError> {
+    type Turns = HashMap<PathBuf, Arc<Mutex<()>>>;
     // Threads that need the same file make it once, and other files at the same time.
-    static TURNS: LazyLock<Mutex<HashMap<PathBuf, Arc<Mutex<()>>>>> = LazyLock::new(Mutex::default);
+    static TURNS: LazyLock<Mutex<Turns>> = LazyLock::new(Mutex::default);
     let turn = TURNS.lock().unwrap_or_else(PoisonError::into_inner).entry(path.to_owned()).or_default().clone();
     let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
     if path.exists() {
