@@ -16,7 +16,7 @@ use std::fmt::Write as _;
 
 pub use attention::{
     AttentionTypes, CacheType, DecodeKernel, HEAD_SIZES, LATENT_SIZES, PREFILL_HEAD_SIZES, latent_decode, latent_post,
-    latent_prefill, paged_attention, paged_decode, paged_prefill, prefill_tile, qkv_post,
+    latent_prefill, paged_attention, paged_decode, paged_decode_fused, paged_prefill, prefill_tile, qkv_post,
 };
 pub use experts::{ExpertProduct, ExpertTiles, expert_gemm, expert_gemv, expert_sum, gate_rows, route, sort_experts};
 pub use fill::fill;
