@@ -88,6 +88,7 @@ fn structs_lie_as_in_c() {
         resident: 0,
         stages: None,
         stage_keys: None,
+        formats: Vec::new(),
     };
     let mut found = vec![u32::MAX; expected.len()];
     let params = GatherRowsParams { out: address_mut(&mut found), ..Default::default() };
