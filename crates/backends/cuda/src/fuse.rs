@@ -105,9 +105,9 @@ impl Lowering<'_> {
                 fusions[first] = Some(Fusion::Product(product));
             }
         }
-        for at in 0..stages.len() {
+        for (at, fusion) in fusions.iter_mut().enumerate() {
             if let Some(decode) = self.fused_decode(ops, stages, at) {
-                fusions[at] = Some(Fusion::Decode(decode));
+                *fusion = Some(Fusion::Decode(decode));
             }
         }
         fusions
