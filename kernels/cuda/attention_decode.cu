@@ -11,9 +11,14 @@
 //
 // Scores are the product of queries and keys, and the output is transposed: the product of values and weights. The scores of
 // a lane are then in the place of the weights that it multiplies. Values must be finite, because keys that are not seen have
-// the weight 0; qkv_post.cu ensures that.
+// the weight 0; heads.h ensures that.
+//
+// In steps of few rows, the kernel also does what qkv_post.cu does, with the same bits: each CTA completes the queries of its split,
+// and the CTAs of the split that has the query's own token complete its key and value. No CTA reads those from the cache: they put
+// them into the tile, and the CTA of the first heads writes them.
 //
 // A cache in e4m3 is widened to f16, which has all its numbers, on its way from shared memory to the tensor cores.
+#include "heads.h"
 #include "splits.h"
 
 // Types of fragments, by those of activations and of the cache.
@@ -100,14 +105,16 @@ DEVICE u32 next_seen(const AttentionParams& p, u32 item) {
     return item;
 }
 
-// The tiles of a warp in all splits of its CTA, of which it copies the next while it multiplies one.
-template <int D, int HEADS, class C, int WARPS, int STAGES>
+// The tiles of a warp in all splits of its CTA, of which it copies the next while it multiplies one. Those of a FUSED kernel have
+// zeros in the place of the last key.
+template <int D, int HEADS, class C, int WARPS, int STAGES, bool FUSED>
 struct Tiles {
     const AttentionParams& p;
     C* const ring;
     u32 next_stage = 0;       // stage to which the next tile is copied; free until then
     u32 item;                 // split of the next tile
     u32 key, begin = 0, end;  // first key of the next tile, and range of keys of its split that are seen
+    u32 stored;               // end of those that the cache has
     const u32* blocks;        // blocks of its sequence
     u32 block;                // its own
     u32 column;               // first element of the KV head in a row of the cache
@@ -128,6 +135,7 @@ struct Tiles {
         while ((item = next_seen<HEADS>(p, item)) < p.plan[0]) {
             const Split s = Split::of<HEADS>(p, item);
             key = first_of(s), begin = s.begin, end = s.end;
+            stored = FUSED ? min(end, s.length - 1) : end;
             if (key >= end) {
                 item += gridDim.x;
                 continue;
@@ -143,7 +151,7 @@ struct Tiles {
     // Starts the copy of the next tile. It is a group even if there is none, because waits count groups.
     DEVICE void copy_next() {
         if (key < end) {
-            at(next_stage).copy(p, (u64)block * p.block_stride + column, begin > key ? begin - key : 0, end - key);
+            at(next_stage).copy(p, (u64)block * p.block_stride + column, begin > key ? begin - key : 0, stored - key);
             key += WARPS * KV_BLOCK;
             if (key < end) {
                 block = blocks[key / KV_BLOCK];
@@ -173,16 +181,16 @@ struct DecodeWarp {
     float out[HALVES][D / 16][4] = {};
     float largest[HALVES], sum[HALVES] = {};  // the sum is that of the lane's keys only
 
-    // Loads the queries of `heads` heads. The elements of a row in e4m3 are in another order, in which a lane has four adjacent
+    // Loads the queries of `heads` heads, which are `stride` elements apart. The elements of a row in e4m3 are in another order, in which a lane has four adjacent
     // ones of every 16.
-    DEVICE void load_queries(const T* queries, u32 heads) {
+    DEVICE void load_queries(const T* queries, u32 stride, u32 heads) {
         const u32 part = lane_id() % 4 * (IS_NARROW ? 4 : 2), next = IS_NARROW ? 2 : 8;
 #pragma unroll
         for (u32 half = 0; half < 2; ++half) {
             const u32 head = lane_id() / 4 + 8 * half;
 #pragma unroll
             for (u32 i = 0; i < D / 8; ++i) {
-                const T* at = queries + head * D + i / 2 * 16 + part + i % 2 * next;
+                const T* at = queries + head * stride + i / 2 * 16 + part + i % 2 * next;
                 q[i / 2][half + i % 2 * 2] = half < HALVES && head < heads ? *(const u32*)at : 0;
             }
             if (half < HALVES) {
@@ -370,31 +378,93 @@ struct WarpResults {
     }
 };
 
-// Grid: (any number of CTAs, which share the plan's splits; KV heads by tiles of HEADS query heads).
-template <class T, int D, int HEADS, int WARPS, int STAGES, class C = T>
-DEVICE void paged_decode(const PagedDecodeParams& params) {
+// The heads of a split that its CTA completes itself, in shared memory: the queries, then the key and the value of the last token.
+template <class T, int D, int HEADS, class C, int WARPS>
+struct OwnHeads {
+    // Elements of a row: rows begin in different banks.
+    static constexpr u32 STRIDE = D + 8, SIZE = (HEADS + 2) * STRIDE;
+    T* rows;
+
+    DEVICE C* key() const { return (C*)(rows + HEADS * STRIDE); }
+    DEVICE C* value() const { return (C*)(rows + (HEADS + 1) * STRIDE); }
+
+    // Completes the queries of a split, and the key and the value of the last token if the split has it. The warps take turns; `x`
+    // is shared memory of the warp.
+    DEVICE void complete(const QkvPostParams& p, const Split& s, bool has_last, float* x) const {
+        const EarlyAngles<4, D> angles(p, s.row);
+        const u32 beside = has_last ? 2 : 0;
+        for (u32 i = warp_id(); i < beside + s.heads; i += WARPS) {
+            const bool is_q = i >= beside;
+            const u32 number = is_q ? s.head + i - beside : p.q_heads + i * p.kv_heads + s.kv_head;
+            const auto head = Head<T>::of(p, s.row, number);
+            T* const out = rows + (is_q ? i - beside : HEADS + i) * STRIDE;
+            if constexpr (sizeof(C) == sizeof(T)) {
+                post_head<4>(p, head, D, angles, out, x);
+            } else if (is_q) {
+                post_head<4>(p, head, D, angles, out, x);
+            } else {
+                post_head<4>(p, head, D, angles, (C*)out, x);
+            }
+            // All lanes have read what the next head takes the place of.
+            __syncwarp();
+        }
+        __syncthreads();
+    }
+
+    // Puts the last token's key and value into row `row` of a tile, with one warp, and writes them to the cache if `writes`.
+    DEVICE void put(const QkvPostParams& p, const Split& s, const Tile<D, C>& tile, u32 row, bool writes) const {
+        constexpr u32 PIECE = Tile<D, C>::PIECE, EACH = D / PIECE;
+        const u32 slot = writes ? p.slots[s.row] : NO_SLOT;
+        const u64 at = slot / KV_BLOCK * p.block_stride + (slot % KV_BLOCK * p.kv_heads + s.kv_head) * D;
+#pragma unroll
+        for (u32 i = lane_id(); i < 2 * EACH; i += 32) {
+            const bool is_key = i < EACH;
+            const u32 c = i % EACH * PIECE;
+            const auto piece = load<PIECE>((is_key ? key() : value()) + c);
+            store((is_key ? tile.keys : tile.values()) + row * Tile<D, C>::STRIDE + c, piece);
+            if (slot != NO_SLOT) store((C*)(is_key ? p.k_cache : p.v_cache) + at + c, piece);
+        }
+        __syncwarp();
+    }
+};
+
+// Runs decode attention, which completes the heads itself if it is FUSED.
+template <class T, int D, int HEADS, int WARPS, int STAGES, class C, bool FUSED>
+DEVICE void decode(const PagedDecodeParams& params, const QkvPostParams* post) {
+    using Own = OwnHeads<T, D, HEADS, C, WARPS>;
     constexpr u32 THREADS = WARPS * 32;
     DYNAMIC_SHARED(memory);
     SHARED_ARRAY(float, maxima, WARPS * HEADS);
     SHARED_ARRAY(float, sums, WARPS * HEADS);
     SHARED_ARRAY(u32, stages, WARPS);
     SHARED_ARRAY(u32, flag, 1);
+    SHARED_ARRAY(T, own_rows, FUSED ? Own::SIZE : 1);
     const AttentionParams& p = params.attention;
+    const Own own{own_rows};
     const WarpResults<D, HEADS, C, WARPS, STAGES> results{memory, maxima, sums, stages};
 
-    Tiles<D, HEADS, C, WARPS, STAGES> tiles(p, memory);
+    Tiles<D, HEADS, C, WARPS, STAGES, FUSED> tiles(p, memory);
     u32 stage = 0;
     for (u32 item = blockIdx.x; (item = next_seen<HEADS>(p, item)) < p.plan[0]; item += gridDim.x) {
         const Split s = Split::of<HEADS>(p, item);
         const u64 row = (u64)s.row * p.q_heads + s.head;
+        const bool has_last = FUSED && s.begin < s.end && s.end == s.length;
         DecodeWarp<T, D, HEADS, C> warp;
-        warp.load_queries((const T*)p.q + row * D, s.heads);
+        if constexpr (FUSED) {
+            own.complete(*post, s, has_last, (float*)tiles.at(tiles.next_stage).keys);
+            warp.load_queries(own.rows, Own::STRIDE, s.heads);
+        } else {
+            warp.load_queries((const T*)p.q + row * D, D, s.heads);
+        }
         for (u32 key = tiles.first_of(s); key < s.end; key += WARPS * KV_BLOCK) {
             cp_async_wait<STAGES - 2>();
             // After this, the tile is complete for all lanes, and all have left the stage that is filled next.
             __syncwarp();
             tiles.copy_next();
             const Tile<D, C> tile = tiles.at(stage);
+            if (has_last && key + KV_BLOCK >= s.end) {
+                own.put(*post, s, tile, s.end - 1 - key, s.head == s.kv_head * (p.q_heads / p.kv_heads));
+            }
             float scores[HEADS / 8][4];
             warp.multiply_keys(tile.keys, scores);
             warp.soften(p, scores, s.begin > key ? s.begin - key : 0, s.end - key);
@@ -415,4 +485,16 @@ DEVICE void paged_decode(const PagedDecodeParams& params) {
         }
         merge_splits<D, THREADS>(params, s, flag, output);
     }
+}
+
+// Grid: (any number of CTAs, which share the plan's splits; KV heads by tiles of HEADS query heads).
+template <class T, int D, int HEADS, int WARPS, int STAGES, class C = T>
+DEVICE void paged_decode(const PagedDecodeParams& params) {
+    decode<T, D, HEADS, WARPS, STAGES, C, false>(params, nullptr);
+}
+
+// Does the same after it has completed the heads. Grid: that of paged_decode.
+template <class T, int D, int HEADS, int WARPS, int STAGES, class C = T>
+DEVICE void paged_decode_fused(const FusedDecodeParams& params) {
+    decode<T, D, HEADS, WARPS, STAGES, C, true>(params.decode, &params.post);
 }

@@ -11,7 +11,7 @@
 //
 // Tiles of keys begin at multiples of their size, and a tile that a row does not see does not change its result,
 // which is therefore the same, bit for bit, for any division of a sequence into chunks, and for any place of a row in a tile.
-// Values must be finite: a NaN would also affect earlier queries of its tile (0 · NaN). qkv_post.cu ensures that.
+// Values must be finite: a NaN would also affect earlier queries of its tile (0 · NaN). heads.h ensures that.
 //
 // Of a cache in e4m3 (C), the codes of the next tile are copied, and widened to the type of the queries before it is multiplied.
 //

@@ -1,13 +1,18 @@
 // The operations of latent attention before attention itself, in one kernel: norm of the latent, rotary embedding of the
 // queries and of the key that all heads share, write to the paged cache.
 //
-// A latent that is not finite is stored as 0, and the rotated key beside it as NaN, for the reason given in qkv_post.cu:
+// A latent that is not finite is stored as 0, and the rotated key beside it as NaN, for the reason given in heads.h:
 // the latent is also the value.
 #include "rope.h"
 
 constexpr u32 LATENT_POST_WARPS = 4;
 constexpr u32 LATENT_POST_THREADS = 32 * LATENT_POST_WARPS;
 constexpr u32 LATENT_POST_ELEMENTS = MAX_LATENT_SIZE / LATENT_POST_THREADS;
+
+// Returns element `i` of the head `x` of the CTA's token after rotating its pair.
+DEVICE float rotated(const LatentPostParams& p, const float* x, u32 i) {
+    return rotated(p, x, i, [&] { return angle_of(p, blockIdx.x, i); });
+}
 
 // Rotates the last elements of a head of the queries, with one warp. `x` is shared memory of the warp, because the two
 // elements of a pair may belong to different lanes.

@@ -71,31 +71,23 @@ DEVICE constexpr u32 bits_of(int value) {
     return (value < 0 ? 1u << 31 : 0) | exponent << 23 | (magnitude - (1u << 23));
 }
 
-// The doubled numbers of e2m1.
-struct E2m1List {
+// A list of signed bytes.
+template <class NUMBERS>
+struct ByteList {
     static constexpr bool EXISTS = true;
     static DEVICE constexpr u32 bits(u32 code) {
-        const int magnitudes[8] = {0, 1, 2, 3, 4, 6, 8, 12};
-        return bits_of(code < 8 ? magnitudes[code] : -magnitudes[code - 8]);
+        const NUMBERS numbers;
+        return bits_of((i8)(numbers.words[code / 4] >> code % 4 * 8));
     }
 };
 template <>
-struct NumberList<MXFP4> : E2m1List {};
+struct NumberList<MXFP4> : ByteList<E2m1Numbers> {};
 template <>
-struct NumberList<NVFP4> : E2m1List {};
-
-// The numbers of IQ4, as ggml defines them.
-struct Iq4List {
-    static constexpr bool EXISTS = true;
-    static DEVICE constexpr u32 bits(u32 code) {
-        const int values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-        return bits_of(values[code]);
-    }
-};
+struct NumberList<NVFP4> : ByteList<E2m1Numbers> {};
 template <>
-struct NumberList<IQ4_NL> : Iq4List {};
+struct NumberList<IQ4_NL> : ByteList<Iq4Numbers> {};
 template <>
-struct NumberList<IQ4_XS> : Iq4List {};
+struct NumberList<IQ4_XS> : ByteList<Iq4Numbers> {};
 
 // Returns the bits in T of a number given by those in f32, rounded to nearest even. It is zero or normal in T.
 template <class T>

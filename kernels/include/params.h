@@ -262,6 +262,13 @@ struct PagedDecodeParams {
     AttentionParams attention;
 };
 
+// Decode attention that completes the heads of q, k and v itself. It reads q from the output of the projection, and the key and the
+// value of a query's own token too, which it writes to the cache.
+struct FusedDecodeParams {
+    QkvPostParams post;        // q is not written
+    PagedDecodeParams decode;  // attention.q is not read
+};
+
 // ------------------------------------------------------------------------------------------- linear: cuda/gemm_*.cu, gemv.cu
 
 // O is T, or float for Logits.

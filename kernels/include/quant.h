@@ -5,32 +5,26 @@
 // Returns -a·b. As one operation with a sum, the product has its sign without another.
 DEVICE float minus_product(float a, float b) { return fmaf(-a, b, 0.0f); }
 
-// Converts the e2m1 codes in the low and in the high nibbles of four bytes to their doubled values.
-DEVICE void e2m1_values(u32 codes, int& low, int& high) {
-    // The doubled magnitudes 0, 1, 2, 3, 4, 6, 8, 12, and their negatives.
-    constexpr u32 SMALL = 0x03020100, LARGE = 0x0c080604, MINUS_SMALL = 0xfdfeff00, MINUS_LARGE = 0xf4f8fafc;
-    u32 values[2];
-#pragma unroll
-    for (u32 i = 0; i < 2; ++i) {
-        // Four nibbles. The third argument of the last permutation takes byte j of the negatives if nibble j has bit 3.
-        const u32 nibbles = codes >> 16 * i, selector = nibbles & 0x7777;
-        const u32 plus = permute_bytes(SMALL, LARGE, selector), minus = permute_bytes(MINUS_SMALL, MINUS_LARGE, selector);
-        values[i] = permute_bytes(plus, minus, 0x3210 | (nibbles & 0x8888) >> 1);
-    }
-    low = (int)permute_bytes(values[0], values[1], 0x6420);
-    high = (int)permute_bytes(values[0], values[1], 0x7531);
-}
+// The numbers of e2m1, doubled: four signed bytes in a word. The upper half of the codes has the negatives.
+struct E2m1Numbers {
+    u32 words[4] = {0x03020100, 0x0c080604, 0xfdfeff00, 0xf4f8fafc};
+};
+// The numbers of IQ4, as ggml defines them: -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113.
+struct Iq4Numbers {
+    u32 words[4] = {0xbfad9881, 0xf6eaddcf, 0x26190d01, 0x71594535};
+};
 
-// Replaces the nibbles of four bytes by values of a table of IQ4: those of the low and of the high nibbles.
-DEVICE void iq4_values(u32 codes, int& low, int& high) {
-    // The values -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113, as ggml defines them.
-    constexpr u32 A = 0xbfad9881, B = 0xf6eaddcf, C = 0x26190d01, D = 0x71594535;
+// Replaces the nibbles of four bytes by numbers of a list: those of the low and of the high nibbles.
+template <class NUMBERS>
+DEVICE void listed_values(u32 codes, int& low, int& high) {
+    constexpr NUMBERS numbers;
     u32 values[2];
 #pragma unroll
     for (u32 i = 0; i < 2; ++i) {
         // Four nibbles. The third argument of the last permutation takes byte j of the upper half if nibble j has bit 3.
         const u32 nibbles = codes >> 16 * i, selector = nibbles & 0x7777;
-        const u32 lower = permute_bytes(A, B, selector), upper = permute_bytes(C, D, selector);
+        const u32 lower = permute_bytes(numbers.words[0], numbers.words[1], selector);
+        const u32 upper = permute_bytes(numbers.words[2], numbers.words[3], selector);
         values[i] = permute_bytes(lower, upper, 0x3210 | (nibbles & 0x8888) >> 1);
     }
     low = (int)permute_bytes(values[0], values[1], 0x6420);
@@ -79,27 +73,16 @@ struct QuantGroup {
         }
     }
 
-    // Reads the codes of a plane of nibbles of e2m1, as their doubled values.
-    DEVICE void read_e2m1(const u8* plane, u64 index, u32 part) {
+    // Reads the codes of a plane of nibbles of a list, as their numbers.
+    template <class NUMBERS>
+    DEVICE void read_listed(const u8* plane, u64 index, u32 part) {
         if constexpr (WORDS == 8) {
             uint4 codes = load_once((const uint4*)plane + index);
             const u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
 #pragma unroll
-            for (u32 w = 0; w < 4; ++w) e2m1_values(words[w], q[w], q[w + 4]);
+            for (u32 w = 0; w < 4; ++w) listed_values<NUMBERS>(words[w], q[w], q[w + 4]);
         } else {
-            e2m1_values(((const u32*)plane)[index * 4 + part], q[0], q[1]);
-        }
-    }
-
-    // Reads the codes of a plane of nibbles of IQ4, as their values.
-    DEVICE void read_iq4(const u8* plane, u64 index, u32 part) {
-        if constexpr (WORDS == 8) {
-            uint4 codes = load_once((const uint4*)plane + index);
-            const u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
-#pragma unroll
-            for (u32 w = 0; w < 4; ++w) iq4_values(words[w], q[w], q[w + 4]);
-        } else {
-            iq4_values(((const u32*)plane)[index * 4 + part], q[0], q[1]);
+            listed_values<NUMBERS>(((const u32*)plane)[index * 4 + part], q[0], q[1]);
         }
     }
 
@@ -211,7 +194,7 @@ struct GroupAt {
 template <u32 GROUPS, u32 CODE_BYTES, u32 HIGH_BYTES, u32 SCALE_BYTES, u32 DELTA_BYTES>
 struct Planes {
     static constexpr u32 BLOCK = GROUPS, CODES = CODE_BYTES, HIGH = HIGH_BYTES, OF_SCALES = SCALE_BYTES, OF_DELTAS = DELTA_BYTES;
-    // Whether codes are floating-point numbers, and whether the codes of read_codes are signed.
+    // Whether codes are floating-point numbers, and whether the codes of read_codes that are no numbers of a list are signed.
     static constexpr bool IS_FLOAT = false, IS_SIGNED = false;
     // Number that is subtracted from the codes of read_codes.
     static constexpr u32 OFFSET = 0;
@@ -396,10 +379,9 @@ struct Q6_K : Planes<8, 128, 64, 16, 2> {
 
 struct MXFP4 : Planes<1, 16, 0, 1, 0> {
     static constexpr u32 SCALES = 1, MINS = 0;
-    static constexpr bool IS_SIGNED = true;
     template <int WORDS>
     static DEVICE void read_codes(QuantGroup<WORDS>& group, const QuantWeight& weight, u64 index, u32 part) {
-        group.read_e2m1(weight.codes, index, part);
+        group.template read_listed<E2m1Numbers>(weight.codes, index, part);
     }
     template <int WORDS>
     static DEVICE void read_scales(QuantGroup<WORDS>& group, const QuantWeight& weight, GroupAt at) {
@@ -412,10 +394,9 @@ struct MXFP4 : Planes<1, 16, 0, 1, 0> {
 
 struct NVFP4 : Planes<1, 16, 0, 2, 0> {
     static constexpr u32 SCALES = 2, MINS = 0;
-    static constexpr bool IS_SIGNED = true;
     template <int WORDS>
     static DEVICE void read_codes(QuantGroup<WORDS>& group, const QuantWeight& weight, u64 index, u32 part) {
-        group.read_e2m1(weight.codes, index, part);
+        group.template read_listed<E2m1Numbers>(weight.codes, index, part);
     }
     template <int WORDS>
     static DEVICE void read_scales(QuantGroup<WORDS>& group, const QuantWeight& weight, GroupAt at) {
@@ -431,10 +412,9 @@ struct NVFP4 : Planes<1, 16, 0, 2, 0> {
 
 struct IQ4_NL : Planes<1, 16, 0, 0, 2> {
     static constexpr u32 SCALES = 1, MINS = 0;
-    static constexpr bool IS_SIGNED = true;
     template <int WORDS>
     static DEVICE void read_codes(QuantGroup<WORDS>& group, const QuantWeight& weight, u64 index, u32 part) {
-        group.read_iq4(weight.codes, index, part);
+        group.template read_listed<Iq4Numbers>(weight.codes, index, part);
     }
     template <int WORDS>
     static DEVICE void read_scales(QuantGroup<WORDS>& group, const QuantWeight& weight, GroupAt at) {
@@ -445,10 +425,9 @@ struct IQ4_NL : Planes<1, 16, 0, 0, 2> {
 
 struct IQ4_XS : Planes<8, 128, 0, 8, 0> {
     static constexpr u32 SCALES = 1, MINS = 0;
-    static constexpr bool IS_SIGNED = true;
     template <int WORDS>
     static DEVICE void read_codes(QuantGroup<WORDS>& group, const QuantWeight& weight, u64 index, u32 part) {
-        group.read_iq4(weight.codes, index, part);
+        group.template read_listed<Iq4Numbers>(weight.codes, index, part);
     }
     template <int WORDS>
     static DEVICE void read_scales(QuantGroup<WORDS>& group, const QuantWeight& weight, GroupAt at) {

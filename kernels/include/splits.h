@@ -11,6 +11,7 @@ struct Split {
     u32 number;      // index of the split within its sequence
     u32 partial;     // index of its partial result
     u32 row;         // row of the query
+    u32 length;      // number of keys of the sequence
     u32 start;       // first key of the split, seen or not
     u32 begin, end;  // range of keys that are seen
     u32 first;       // first split of which the query sees any key
@@ -27,7 +28,8 @@ struct Split {
         s.partial = work.z;
         s.row = p.query_start[s.sequence];
         const u32 tokens = work.w;
-        const u32 length = p.seq_lens[s.sequence], seen = length ? first_key(p, length - 1) : 0;
+        s.length = p.seq_lens[s.sequence];
+        const u32 length = s.length, seen = length ? first_key(p, length - 1) : 0;
         s.start = s.number * tokens;
         s.begin = max(s.start, seen);
         s.end = min(s.start + tokens, length);

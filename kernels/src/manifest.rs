@@ -16,7 +16,7 @@ use std::fmt::Write as _;
 
 pub use attention::{
     AttentionTypes, CacheType, DecodeKernel, HEAD_SIZES, LATENT_SIZES, PREFILL_HEAD_SIZES, latent_decode, latent_post,
-    latent_prefill, paged_attention, paged_decode, paged_prefill, prefill_tile, qkv_post,
+    latent_prefill, paged_attention, paged_decode, paged_decode_fused, paged_prefill, prefill_tile, qkv_post,
 };
 pub use experts::{ExpertProduct, ExpertTiles, expert_gemm, expert_gemv, expert_sum, gate_rows, route, sort_experts};
 pub use fill::fill;
@@ -36,6 +36,7 @@ pub use rows::{
 pub use sampling::{sampling_adjust, sampling_draw, sampling_rank, sampling_report, sampling_scan, sampling_weigh};
 
 use crate::params::Params;
+use crate::quant::QuantFormat;
 use crate::sources::Source;
 
 /// Element type of activations, dense weights and the KV cache.
@@ -258,6 +259,8 @@ pub struct Instance {
     pub stages: Option<u32>,
     /// Number of keys of a stage of attention on tensor cores, if the template has it.
     pub stage_keys: Option<u32>,
+    /// Formats of the weights that it decodes, in the order of its template; none if they are dense.
+    pub formats: Vec<QuantFormat>,
 }
 
 impl Instance {
@@ -275,6 +278,7 @@ impl Instance {
             resident: 0,
             stages: None,
             stage_keys: None,
+            formats: Vec::new(),
         }
     }
 
@@ -296,6 +300,11 @@ impl Instance {
     /// Sets the number of keys of a stage.
     pub(crate) fn with_stage_keys(self, keys: usize) -> Self {
         Self { stage_keys: Some(keys as u32), ..self }
+    }
+
+    /// Sets the formats.
+    pub(crate) fn decoding(self, formats: &[QuantFormat]) -> Self {
+        Self { formats: formats.to_vec(), ..self }
     }
 
     /// Restricts the instance to these chips.
@@ -424,6 +433,15 @@ mod tests {
             };
             let found = (instance.stages.as_ref(), instance.stage_keys.as_ref());
             assert_eq!(found, (stages, keys), "{}: {}", instance.name, instance.call);
+        }
+    }
+
+    #[test]
+    fn formats_are_those_of_the_templates() {
+        for instance in Chip::CHECKED.into_iter().flat_map(all) {
+            let of = |argument: &str| QuantFormat::ALL.into_iter().find(|format| format.c_name() == argument.trim());
+            let found: Vec<_> = instance.call.split(['<', ',', '>']).filter_map(of).collect();
+            assert_eq!(instance.formats, found, "{}: {}", instance.name, instance.call);
         }
     }
 

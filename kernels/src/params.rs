@@ -14,8 +14,8 @@ mod rows;
 mod sampling;
 
 pub use attention::{
-    AttentionParams, LATENT_ROWS, LatentPostParams, MAX_HEAD_SIZE, MAX_LATENT_ROTATED, MAX_LATENT_SIZE,
-    MAX_SPLIT_TOKENS, PagedDecodeParams, QKV_POST_HEADS, QkvPostParams,
+    AttentionParams, FusedDecodeParams, LATENT_ROWS, LatentPostParams, MAX_HEAD_SIZE, MAX_LATENT_ROTATED,
+    MAX_LATENT_SIZE, MAX_SPLIT_TOKENS, PagedDecodeParams, QKV_POST_HEADS, QkvPostParams,
 };
 pub use experts::{
     EXPERT_ROWS, ExpertLinearParams, ExpertSumParams, GateRowsParams, MAX_EXPERTS, RouteParams, SortExpertsParams,

@@ -47,8 +47,7 @@ impl WeightStage {
     /// Returns the stage of a quantised weight, for the largest CTAs.
     pub const fn quantised(format: QuantFormat) -> Self {
         let (outputs, inputs) = (2 * SKINNY_OUTPUTS, SKINNY_QUANT_INPUTS);
-        let elements = outputs as u64 * inputs as u64;
-        Self { outputs, inputs, bytes: elements * format.block_bytes() as u64 / format.block_elements() as u64 }
+        Self { outputs, inputs, bytes: format.bytes_of(outputs as u64 * inputs as u64) }
     }
 
     /// Returns the number of stages of all inputs.

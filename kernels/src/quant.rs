@@ -181,6 +181,11 @@ impl QuantFormat {
         planes[0] + planes[1] + planes[2] + planes[3] + self.row_bytes()
     }
 
+    /// Returns the size of whole blocks of so many elements in bytes.
+    pub const fn bytes_of(self, elements: u64) -> u64 {
+        elements / self.block_elements() as u64 * self.block_bytes() as u64
+    }
+
     /// Returns the number of bytes that each block of a file has and a row on the device has once, in the plane of deltas.
     const fn row_bytes(self) -> usize {
         if matches!(self, Self::Nvfp4) { size_of::<f32>() } else { 0 }

@@ -82,6 +82,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("code_pairs.h", include_str!("../include/code_pairs.h")),
     ("attention.h", include_str!("../include/attention.h")),
     ("experts.h", include_str!("../include/experts.h")),
+    ("heads.h", include_str!("../include/heads.h")),
     ("gemv.h", include_str!("../include/gemv.h")),
     ("linear.h", include_str!("../include/linear.h")),
     ("norm.h", include_str!("../include/norm.h")),

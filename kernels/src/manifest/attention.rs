@@ -3,8 +3,8 @@
 use super::linear::tensor_chips;
 use super::{Chip, Chips, Dtype, Instance};
 use crate::params::{
-    AttentionParams, KV_BLOCK, LATENT_ROWS, LatentPostParams, MAX_HEAD_SIZE, MAX_LATENT_SIZE, PagedDecodeParams,
-    QkvPostParams,
+    AttentionParams, FusedDecodeParams, KV_BLOCK, LATENT_ROWS, LatentPostParams, MAX_HEAD_SIZE, MAX_LATENT_SIZE,
+    PagedDecodeParams, QkvPostParams,
 };
 use crate::plan::{DecodeTile, PrefillTile};
 use crate::sources;
@@ -186,12 +186,10 @@ pub fn paged_decode(
     if types.dtype == Dtype::F32 || !chip.has(types.dtype) || !HEAD_SIZES.contains(&head_size) {
         return None;
     }
-    let tile_of =
-        |tiles: &[u32]| *tiles.iter().find(|&&tile| group <= tile as usize).unwrap_or(&tiles[tiles.len() - 1]);
     if chip.has_sm80() {
-        return Some(tensor_decode(chip, types, head_size, tile_of(head_tiles(head_size))));
+        return Some(tensor_decode(chip, types, head_size, tile_of(head_tiles(head_size), group)));
     }
-    let tile = tile_of(&VOLTA_HEAD_TILES);
+    let tile = tile_of(&VOLTA_HEAD_TILES, group);
     let (argument, ending) = types.cache.endings();
     let call = format!("paged_decode_volta<{head_size}, {tile}{argument}>");
     let name = format!("paged_decode_volta_d{head_size}_g{tile}{ending}");
@@ -204,6 +202,35 @@ pub fn paged_decode(
     };
     let instance = instance.resident(resident).on(Chips::BeforeSm80);
     Some(DecodeKernel::new(instance, tile, resident))
+}
+
+/// Returns the kernel that completes the heads of q, k and v before decode attention; `None` if that is a launch of its own. Its tile
+/// is that of [`paged_decode`].
+pub fn paged_decode_fused(
+    chip: Chip,
+    types: impl Into<AttentionTypes>,
+    head_size: usize,
+    group: usize,
+) -> Option<DecodeKernel> {
+    let types = types.into();
+    // Some compilers spill for large heads of a cache in e4m3.
+    let is_large = head_size > 128 && types.cache == CacheType::E4m3;
+    let kernel = paged_decode(chip, types, head_size, group).filter(|_| chip.has_sm80() && !is_large)?;
+    let DecodeKernel { instance, tile } = kernel;
+    let call = instance.call.replacen("paged_decode<", "paged_decode_fused<", 1);
+    let name = instance.name.replacen("paged_decode_", "paged_decode_fused_", 1);
+    let fused = Instance::new::<FusedDecodeParams>(instance.source, name, call, instance.threads);
+    let Instance { params, params_bytes, name, call, .. } = fused;
+    // Steps of few rows need no more CTAs, for which the compiler would spill.
+    let instance = Instance { params, params_bytes, name, call, ..instance }.resident(1);
+    let rows = (tile.heads as usize + 2) * (head_size + 8) * types.dtype.bytes();
+    let resident = decode_ctas(chip, instance.dynamic_shared + rows, tile.heads).min(2);
+    Some(DecodeKernel::new(instance, tile.heads, resident))
+}
+
+/// Returns the least of the head tiles that holds a group of query heads, or the largest.
+fn tile_of(tiles: &[u32], group: usize) -> u32 {
+    *tiles.iter().find(|&&tile| group <= tile as usize).unwrap_or(&tiles[tiles.len() - 1])
 }
 
 /// Returns the head tiles of a head size on tensor cores: registers do not hold outputs of 16 large heads.
@@ -228,10 +255,15 @@ fn tensor_decode(chip: Chip, types: AttentionTypes, head_size: usize, tile: u32)
     let instance = Instance::new::<PagedDecodeParams>(sources::ATTENTION_DECODE, name, call, 32 * warps);
     let shared = warps as usize * stages * stage;
     let instance = instance.with_shared(shared).with_stages(stages).with_stage_keys(KV_BLOCK).on(Chips::FromSm80);
-    // The registers allow four CTAs, or three with 16 heads. A CTA has less than a KiB of other memory, and the system takes one.
-    let by_registers = if tile > 8 { 3 } else { 4 };
-    let resident = (shared_memory(chip) / (shared + (2 << 10))).min(by_registers) as u32;
-    DecodeKernel::new(instance, tile, resident)
+    DecodeKernel::new(instance, tile, decode_ctas(chip, shared, tile))
+}
+
+/// Returns the number of CTAs of decode attention on a multiprocessor at once, with so many bytes of shared memory. A CTA has less
+/// than a KiB of other memory, and the system takes one.
+fn decode_ctas(chip: Chip, shared: usize, head_tile: u32) -> u32 {
+    // The registers allow four, or three with 16 heads.
+    let by_registers = if head_tile > 8 { 3 } else { 4 };
+    (shared_memory(chip) / (shared + (2 << 10))).min(by_registers) as u32
 }
 
 /// Returns the shared memory of a multiprocessor in bytes, from sm_80 on.
@@ -355,8 +387,10 @@ pub(super) fn all(chip: Chip) -> Vec<Instance> {
         }
         for size in HEAD_SIZES {
             let groups = if chip.has_sm80() { head_tiles(size) } else { &VOLTA_HEAD_TILES };
-            let kernels = groups.iter().filter_map(|&group| paged_decode(chip, types, size, group as usize));
-            instances.extend(kernels.map(|kernel| kernel.instance));
+            for kernel in [paged_decode, paged_decode_fused] {
+                let kernels = groups.iter().filter_map(|&group| kernel(chip, types, size, group as usize));
+                instances.extend(kernels.map(|kernel| kernel.instance));
+            }
         }
         instances.extend(PREFILL_HEAD_SIZES.into_iter().filter_map(|size| paged_prefill(chip, types, size)));
     }

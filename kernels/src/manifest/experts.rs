@@ -44,6 +44,7 @@ pub fn expert_gemv(format: Option<QuantFormat>, dtype: Dtype) -> ExpertProduct {
     let call = format!("expert_gemv_quant<{}, {}>", format.c_name(), dtype.c_name());
     // By default the compiler spills a little to fit one more CTA.
     let instance = Instance::new::<ExpertLinearParams>(sources::EXPERTS, name, call, 128).typed(dtype).resident(1);
+    let instance = instance.decoding(&[format]);
     ExpertProduct { instance, cta }
 }
 
@@ -131,7 +132,7 @@ fn expert_volta_quant(format: QuantFormat, tile: GemmTile) -> ExpertProduct {
     let call = format!("expert_volta_quant<{}, {rows}, {outputs}, {warp}>", format.c_name());
     let shared = VOLTA_STAGES * (rows + outputs) as usize * STAGE_INPUTS * Dtype::F16.bytes();
     let instance = Instance::new::<ExpertLinearParams>(sources::GEMM_VOLTA, name, call, threads);
-    ExpertProduct { instance: instance.with_shared(shared).on(Chips::BeforeSm75), cta }
+    ExpertProduct { instance: instance.with_shared(shared).on(Chips::BeforeSm75).decoding(&[format]), cta }
 }
 
 /// Few pairs take the weight straight to registers, whose reads are many at a time; many decode it to shared memory once.
@@ -143,24 +144,24 @@ fn expert_gemm_quant(format: QuantFormat, dtype: Dtype, tile: GemmTile) -> Exper
         Nvfp4 => 2,
         _ => 0,
     };
-    let (format, name, dtype_in_c) = (format.c_name(), format.name(), dtype.c_name());
-    let name = format!("expert_mma_{name}_{}_{}", dtype.name(), tile.name());
+    let (format_in_c, dtype_in_c) = (format.c_name(), dtype.c_name());
+    let name = format!("expert_mma_{}_{}_{}", format.name(), dtype.name(), tile.name());
     let (instance, cta) = match tile {
         GemmTile::Small => {
-            let call = format!("expert_gemm_quant<{format}, {dtype_in_c}, 2>");
+            let call = format!("expert_gemm_quant<{format_in_c}, {dtype_in_c}, 2>");
             let instance = Instance::new::<ExpertLinearParams>(sources::GEMM_QUANT, name, call, 256);
             (instance.resident(resident), [32, 16])
         }
         GemmTile::Large => {
             let (cta @ [rows, outputs], (threads, warp)) = (gemm_cta(tile), gemm_warps(tile));
             let stages = tile.stages();
-            let call = format!("expert_mma_quant<{format}, {dtype_in_c}, {rows}, {outputs}, {warp}, {stages}>");
+            let call = format!("expert_mma_quant<{format_in_c}, {dtype_in_c}, {rows}, {outputs}, {warp}, {stages}>");
             let stage_bytes = (rows + outputs) as usize * STAGE_INPUTS * dtype.bytes();
             let instance = Instance::new::<ExpertLinearParams>(sources::EXPERT_MMA, name, call, threads);
             (instance.with_shared(stages * stage_bytes), cta)
         }
     };
-    ExpertProduct { instance: instance.on(Chips::FromSm80), cta }
+    ExpertProduct { instance: instance.on(Chips::FromSm80).decoding(&[format]), cta }
 }
 
 /// Returns the instance for the weighted sum over the experts of each token.

@@ -283,6 +283,7 @@ pub fn gemm_skinny_quant(format: QuantFormat, dtype: Dtype, rows: u32) -> Instan
     let instance = Instance::new::<SkinnyQuantParams>(sources::GEMM_SKINNY_QUANT, name, call, warps as u32 * 32)
         .with_shared(shared)
         .with_stages(stages)
+        .decoding(&[format])
         .on(Chips::FromSm80);
     match format {
         QuantFormat::Q2K | QuantFormat::Q3K => instance,
@@ -306,7 +307,8 @@ pub fn mmvq_rows(rows: usize) -> Option<u32> {
 pub fn mmvq(format: QuantFormat, out: Dtype, rows: u32) -> Instance {
     let call = format!("mmvq<{}, {}, {rows}>", format.c_name(), out.c_name());
     let name = format!("mmvq_{}_{}_m{rows}", format.name(), out.name());
-    let instance = Instance::new::<QuantLinearParams>(sources::QUANTIZED, name, call, 128).typed(out);
+    let instance =
+        Instance::new::<QuantLinearParams>(sources::QUANTIZED, name, call, 128).typed(out).decoding(&[format]);
     // By default the compiler spills a little to fit one more CTA, on one chip or another.
     match (format, rows) {
         (_, 8) | (QuantFormat::Q5_1, 1) | (QuantFormat::Q2K, 4) => instance.resident(1),
@@ -325,6 +327,7 @@ pub fn mmvq_pair([first, second]: [QuantFormat; 2], out: Dtype, rows: u32) -> In
     let call = format!("mmvq_pair<{}, {}, {}, {rows}>", first.c_name(), second.c_name(), out.c_name());
     let name = format!("mmvq_pair_{}_and_{}_{}_m{rows}", first.name(), second.name(), out.name());
     let instance = Instance::new::<QuantPairParams>(sources::QUANTIZED, name, call, 128).typed(out);
+    let instance = instance.decoding(&[first, second]);
     // As in `mmvq`.
     match rows {
         8 => instance.resident(1),
@@ -344,7 +347,7 @@ pub fn mmvq_glu(format: QuantFormat, dtype: Dtype) -> Instance {
     let call = format!("mmvq_glu<{}, {}, 1>", format.c_name(), dtype.c_name());
     let name = format!("mmvq_glu_{}_{}_m1", format.name(), dtype.name());
     // By default the compiler spills a little to fit one more CTA.
-    Instance::new::<QuantGluParams>(sources::QUANTIZED, name, call, 256).typed(dtype).resident(3)
+    Instance::new::<QuantGluParams>(sources::QUANTIZED, name, call, 256).typed(dtype).resident(3).decoding(&[format])
 }
 
 /// Returns the instance for the product of activations of type `dtype` with a weight whose codes are floating-point
@@ -353,6 +356,7 @@ pub fn gemv_quant(format: QuantFormat, dtype: Dtype, out: Dtype, rows: u32) -> I
     let call = format!("gemv_quant<{}, {}, {}, {rows}>", format.c_name(), dtype.c_name(), out.c_name());
     let name = format!("gemv_quant_{}_{}_m{rows}", format.name(), types(dtype, out));
     let instance = Instance::new::<QuantLinearParams>(sources::QUANTIZED, name, call, 128).typed(dtype);
+    let instance = instance.decoding(&[format]);
     // As in `mmvq`.
     match (format, dtype, rows) {
         (.., 8) => instance.resident(1),
@@ -375,6 +379,7 @@ pub fn gemm_quant(format: QuantFormat, dtype: Dtype, out: Dtype) -> Instance {
     let call = format!("gemm_quant<{types_in_c}, {}>", GEMM_QUANT_ROWS / 16);
     let name = format!("gemm_quant_{}_{}_m{GEMM_QUANT_ROWS}", format.name(), types(dtype, out));
     let instance = Instance::new::<QuantLinearParams>(sources::GEMM_QUANT, name, call, 256).on(Chips::FromSm80);
+    let instance = instance.decoding(&[format]);
     // By default the compiler spills a little to fit a fourth CTA.
     if format.is_float() { instance.resident(3) } else { instance }
 }
@@ -426,7 +431,7 @@ pub fn quantize_activations(dtype: Dtype) -> Instance {
 pub fn dequantize(format: QuantFormat, dtype: Dtype) -> Instance {
     let call = format!("dequantize<{}, {}>", format.c_name(), dtype.c_name());
     let name = format!("dequantize_{}_{}", format.name(), dtype.name());
-    Instance::new::<DequantizeParams>(sources::QUANTIZED, name, call, 128).typed(dtype)
+    Instance::new::<DequantizeParams>(sources::QUANTIZED, name, call, 128).typed(dtype).decoding(&[format])
 }
 
 pub(super) fn all(chip: Chip) -> Vec<Instance> {

@@ -183,6 +183,15 @@ params! {
         /// Parameters of all attention kernels.
         attention: AttentionParams,
     }
+
+    /// Parameters of decode attention that completes the heads of q, k and v itself. It reads q, and the key and the value of a query's
+    /// own token, from the output of the projection, and writes the latter to the cache. Grid: that of [`PagedDecodeParams`].
+    FusedDecodeParams {
+        /// What [`QkvPostParams`] alone would do; `q` is not written.
+        post: QkvPostParams,
+        /// What [`PagedDecodeParams`] alone would do; the `q` of attention is not read.
+        decode: PagedDecodeParams,
+    }
 }
 
 /// Maximum head size of the kernels.

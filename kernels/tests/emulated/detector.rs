@@ -48,6 +48,7 @@ fn instance(source: Source, name: &str, defect: usize) -> Instance {
         resident: 0,
         stages: None,
         stage_keys: None,
+        formats: Vec::new(),
     }
 }
 

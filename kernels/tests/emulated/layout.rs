@@ -6,11 +6,12 @@ use octavo_kernels::emulation::Order;
 use octavo_kernels::manifest::{Chips, Instance};
 use octavo_kernels::params::{
     ActParams, AttentionParams, CopyBlocksParams, DequantizeParams, EmbedParams, EmbedTapsParams, ExpertLinearParams,
-    ExpertSumParams, FillParams, FusedLinearParams, GateRowsParams, GatherRowsParams, GluCodesParams, GluParams,
-    LatentPostParams, LinearParams, LoraPairsParams, LoraParams, LoraPart, MediaRowsParams, NormCodesParams,
-    NormParams, PagedDecodeParams, Params, PatchesParams, PoolRowsParams, QkvPostParams, QuantGluParams,
-    QuantLinearParams, QuantPairParams, QuantWeight, QuantizeParams, RoundedRows, RouteParams, SamplingParams,
-    SamplingRow, SamplingState, SkinnyLinearParams, SkinnyQuantParams, SortExpertsParams, TableRunsParams,
+    ExpertSumParams, FillParams, FusedDecodeParams, FusedLinearParams, GateRowsParams, GatherRowsParams,
+    GluCodesParams, GluParams, LatentPostParams, LinearParams, LoraPairsParams, LoraParams, LoraPart, MediaRowsParams,
+    NormCodesParams, NormParams, PagedDecodeParams, Params, PatchesParams, PoolRowsParams, QkvPostParams,
+    QuantGluParams, QuantLinearParams, QuantPairParams, QuantWeight, QuantizeParams, RoundedRows, RouteParams,
+    SamplingParams, SamplingRow, SamplingState, SkinnyLinearParams, SkinnyQuantParams, SortExpertsParams,
+    TableRunsParams,
 };
 use octavo_kernels::sources::Source;
 
@@ -50,6 +51,7 @@ fn structs_lie_as_in_c() {
     check(layout::<QkvPostParams>);
     check(layout::<LatentPostParams>);
     check(layout::<AttentionParams>);
+    check(layout::<FusedDecodeParams>);
     check(layout::<PagedDecodeParams>);
     check(layout::<LinearParams>);
     check(layout::<SkinnyLinearParams>);
@@ -86,6 +88,7 @@ fn structs_lie_as_in_c() {
         resident: 0,
         stages: None,
         stage_keys: None,
+        formats: Vec::new(),
     };
     let mut found = vec![u32::MAX; expected.len()];
     let params = GatherRowsParams { out: address_mut(&mut found), ..Default::default() };

@@ -29,6 +29,7 @@ impl Machine {
             resident: 0,
             stages: None,
             stage_keys: None,
+            formats: Vec::new(),
         };
         Self { emulation: Emulation::new(std::slice::from_ref(&instance)).unwrap_or_else(|e| panic!("{e}")), instance }
     }

@@ -13,6 +13,7 @@ mod experts;
 mod fill;
 mod float8;
 mod fused;
+mod fused_decode;
 mod images;
 mod latent;
 mod launcher;

@@ -19,7 +19,7 @@ static KERNELS: LazyLock<Kernels> = LazyLock::new(|| {
 
 /// Norm weights of q and k, over a head or over the whole row.
 #[derive(Clone)]
-struct Norm {
+pub(crate) struct Norm {
     q: Vec<f32>,
     k: Vec<f32>,
     whole_row: bool,
@@ -28,7 +28,7 @@ struct Norm {
 
 /// Tables of cosine and sine, `[positions, rotary_dim / 2]`.
 #[derive(Clone)]
-struct Rope {
+pub(crate) struct Rope {
     /// Index of the token position that rotates each pair; empty means the first for all.
     streams: Vec<u32>,
     dim: usize,
@@ -37,21 +37,22 @@ struct Rope {
     sine: Vec<f32>,
 }
 
+/// What follows the projection of q, k and v in a step.
 #[derive(Clone)]
-struct Case {
-    dtype: Dtype,
-    q_heads: usize,
-    kv_heads: usize,
-    size: usize,
+pub(crate) struct Case {
+    pub(crate) dtype: Dtype,
+    pub(crate) q_heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) size: usize,
     norm: Option<Norm>,
     rope: Option<Rope>,
     /// `[STREAMS, tokens]`.
     positions: Vec<u32>,
-    slots: Vec<u32>,
-    qkv: Array,
+    pub(crate) slots: Vec<u32>,
+    pub(crate) qkv: Array,
     /// Number of layers of the group; the last one is written.
     layers: usize,
-    blocks: usize,
+    pub(crate) blocks: usize,
 }
 
 const EPS: f32 = 1e-6;
@@ -67,15 +68,25 @@ impl Case {
         let kv_heads = 1 + rng.below(3);
         let q_heads = kv_heads * (1 + rng.below(3));
         let size = pick(rng, &[6, 16, 64, 96, 128, 256]);
-        let tokens = 1 + rng.below(6);
-        let (layers, blocks) = (1 + rng.below(2), 3);
+        let blocks = 3;
         // Slots are in random order, each used once; one row in four is padding.
         let mut free: Vec<u32> = (KV_BLOCK as u32..(blocks * KV_BLOCK) as u32).collect();
         let mut slots = Vec::new();
-        for _ in 0..tokens {
+        for _ in 0..1 + rng.below(6) {
             let slot = free.swap_remove(rng.below(free.len()));
             slots.push(if rng.below(4) == 0 { NO_SLOT } else { slot });
         }
+        Self::with_slots(dtype, ([q_heads, kv_heads], size), (slots, blocks), rng)
+    }
+
+    /// Returns a case with a norm and a rotary embedding, or one of them, or none, for tokens in these slots of a cache.
+    pub(crate) fn with_slots(
+        dtype: Dtype,
+        ([q_heads, kv_heads], size): ([usize; 2], usize),
+        (slots, blocks): (Vec<u32>, usize),
+        rng: &mut TestRng,
+    ) -> Self {
+        let (tokens, layers) = (slots.len(), 1 + rng.below(2));
         let weights = |rng: &mut TestRng, len: usize| (0..len).map(|_| normal(rng) as f32).collect();
         let norm = (rng.below(3) > 0).then(|| {
             let whole_row = rng.below(2) == 0;
@@ -113,11 +124,11 @@ impl Case {
     }
 
     /// Returns the number of elements of one layer's keys in a block.
-    fn plane(&self) -> usize {
+    pub(crate) fn plane(&self) -> usize {
         KV_BLOCK * self.kv_heads * self.size
     }
 
-    fn block_stride(&self) -> usize {
+    pub(crate) fn block_stride(&self) -> usize {
         self.layers * 2 * self.plane()
     }
 
@@ -139,17 +150,30 @@ impl Case {
         })
     }
 
+    /// Returns the index of the first element of the layer that is written.
+    pub(crate) fn layer(&self) -> usize {
+        2 * (self.layers - 1) * self.plane()
+    }
+
     /// Returns q, and writes a cache that begins at `base`.
-    fn launch(&self, order: Order, cache: CacheType, base: u64) -> Array {
+    pub(crate) fn launch(&self, order: Order, cache: CacheType, base: u64) -> Array {
+        let mut q = Array::poisoned(self.dtype, self.slots.len() * self.q_heads * self.size);
+        let params = self.params(q.ptr_mut(), cache, base);
+        let instance = manifest::qkv_post(AttentionTypes { dtype: self.dtype, cache });
+        launch(&KERNELS, order, &instance, params.grid(), &params);
+        q
+    }
+
+    /// Returns the parameters with an output of the queries and a cache that begins at `base`.
+    pub(crate) fn params(&self, q: u64, cache: CacheType, base: u64) -> QkvPostParams {
         let tokens = self.slots.len();
-        let mut q = Array::poisoned(self.dtype, tokens * self.q_heads * self.size);
-        let plane = |number: usize| (number * self.plane() * cache.bytes(self.dtype)) as u64;
+        let place = |element: usize| base + (element * cache.bytes(self.dtype)) as u64;
         let norm = self.norm.as_ref();
         let rope = self.rope.as_ref();
-        let params = QkvPostParams {
-            q: q.ptr_mut(),
-            k_cache: base + plane(2 * (self.layers - 1)),
-            v_cache: base + plane(2 * (self.layers - 1) + 1),
+        QkvPostParams {
+            q,
+            k_cache: place(self.layer()),
+            v_cache: place(self.layer() + self.plane()),
             qkv: self.qkv.ptr(),
             q_weight: norm.map_or(0, |n| address(&n.q)),
             k_weight: norm.map_or(0, |n| address(&n.k)),
@@ -171,10 +195,7 @@ impl Case {
             weight_offset: norm.map_or(0.0, |n| n.offset),
             k_scale: K_SCALE,
             v_scale: V_SCALE,
-        };
-        let instance = manifest::qkv_post(AttentionTypes { dtype: self.dtype, cache });
-        launch(&KERNELS, order, &instance, params.grid(), &params);
-        q
+        }
     }
 
     /// Returns q or k of one token in f64.

@@ -12,8 +12,8 @@ use crate::attention::{Chunk, Path, Sequence, Setup};
 use crate::common::{in_every_order, rng};
 use crate::launcher::{Kernels, finding_races};
 use crate::{
-    attention, experts, float8, fused, latent, linear, lora, qkv_post, quantized, rounded, rows, sampling, skinny,
-    skinny_quant,
+    attention, experts, float8, fused, fused_decode, latent, linear, lora, qkv_post, quantized, rounded, rows,
+    sampling, skinny, skinny_quant,
 };
 
 // ---------------------------------------------------------------------------------------- mutants
@@ -139,6 +139,11 @@ const CASES: &[Case] = &[
         run: || step(attention::setups()[1], [90, 80, 70, 20]),
     },
     Case {
+        name: "decode that completes heads on sm_80",
+        files: &["cuda/attention_decode.cu"],
+        run: || fused_decode::check(&mut rng()),
+    },
+    Case {
         name: "attention on sm_70",
         files: &["cuda/attention_prefill_volta.cu", "cuda/attention_decode_volta.cu"],
         run: || step(attention::setups()[5], [90, 40, 36, 33]),
@@ -154,7 +159,7 @@ const CASES: &[Case] = &[
         run: || step(latent::setups(5)[2], [40, 70, 50, 9]),
     },
     Case { name: "latents", files: &["cuda/latent_post.cu"], run: || latent::check(Dtype::F16, &mut rng()) },
-    Case { name: "qkv", files: &["cuda/qkv_post.cu"], run: || qkv_post::check(Dtype::F16, &mut rng()) },
+    Case { name: "qkv", files: &["heads.h"], run: || qkv_post::check(Dtype::F16, &mut rng()) },
     Case { name: "dense on sm_80", files: &["tiles.h"], run: || dense(Chip::SM_89, Dtype::F16) },
     Case { name: "dense on sm_70", files: &["cuda/gemm_volta.cu"], run: || dense(Chip::SM_70, Dtype::F16) },
     Case { name: "dense in f32", files: &["cuda/gemm_f32.cu"], run: || dense(Chip::SM_89, Dtype::F32) },
@@ -311,6 +316,8 @@ fn every_mutant_has_a_race() {
             "load_once_if<2>(params.partial_sums + 2 * at, true)",
         ),
         mutant("gpu.h", "atomicAdd(ticket, 1u)", "(*ticket)++"),
+        // A CTA reads from the cache what another one writes.
+        mutant("cuda/attention_decode.cu", "stored - key)", "end - key)"),
     ];
     let missed: Vec<_> = needed.into_iter().chain(others).filter_map(missed).collect();
     assert!(missed.is_empty(), "{missed:#?}");

@@ -3,20 +3,13 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::OnceLock;
 
 use octavo_backend_cuda::testing::hash;
 use octavo_kernels::manifest::{self, Chip, Instance};
 use octavo_kernels::sources::{self, HEADERS, Source};
 
-use crate::committed::{self, Committed, Table};
-use crate::{Program, RELEASE, figures, issue, programs};
-
-const CHECKED: Committed = Committed {
-    name: "checked.toml",
-    head: "# Digests of the programs whose figures are those of budget.toml and code.toml. `tests/nvrtc` compiles the others, and all of\n\
-           # them with OCTAVO_ALL_KERNELS=1. OCTAVO_WRITE_BUDGET=1 writes those that it compiles, as with budget.toml.\n",
-};
+use crate::committed::{self, Table};
+use crate::{Program, RELEASES, Release, figures, issue};
 
 /// The sources of these tests.
 const TESTS: [&str; 5] = [
@@ -43,8 +36,9 @@ fn add_headers(text: &str, found: &mut BTreeSet<(&'static str, &'static str)>) {
 }
 
 /// Returns the digest of everything on which the checks of a program depend.
-fn digest(chip: Chip, source: Source, instances: &[Instance]) -> String {
-    let (arch, release, program) = (chip.arch(), format!("{RELEASE:?}"), manifest::program(source, instances));
+fn digest(release: &Release, chip: Chip, source: Source, instances: &[Instance]) -> String {
+    let (arch, release) = (chip.arch(), format!("{:?}", release.version));
+    let program = manifest::program(source, instances);
     let mut headers = BTreeSet::new();
     add_headers(source.text, &mut headers);
     let mut parts = vec![arch.as_str(), &release, &program];
@@ -56,30 +50,22 @@ fn digest(chip: Chip, source: Source, instances: &[Instance]) -> String {
 }
 
 /// Returns whether a program is to be compiled.
-pub(crate) fn is_wanted(chip: Chip, source: Source, instances: &[Instance]) -> bool {
-    static KNOWN: OnceLock<Table<String>> = OnceLock::new();
+pub(crate) fn is_wanted(release: &Release, chip: Chip, source: Source, instances: &[Instance]) -> bool {
     if std::env::var_os("OCTAVO_ALL_KERNELS").is_some_and(|value| value == "1") {
         return true;
     }
-    let known = KNOWN.get_or_init(|| CHECKED.read()).get(&chip.arch()).and_then(|of_chip| of_chip.get(name(source)));
-    known != Some(&digest(chip, source, instances))
+    let known: Table<String> = release.checked.read();
+    let known = known.get(&chip.arch()).and_then(|of_chip| of_chip.get(name(source)));
+    known != Some(&digest(release, chip, source, instances))
 }
 
 #[test]
 fn digests_are_written_with_the_figures() {
-    if !committed::is_rewritten() || programs().is_empty() {
+    if !committed::is_rewritten() {
         return;
     }
-    let (used, mut found) = (crate::found(), Table::new());
-    crate::BUDGET.compare(&used);
-    for program @ Program { chip, source, instances, .. } in programs() {
-        assert!(program.text().is_some(), "the machine code of {} was not checked", chip.arch());
-        // A program that fails a check is compiled again until it passes.
-        let of_chip = &used[&chip.arch()];
-        if !instances.iter().any(|instance| crate::spills(&of_chip[&instance.name])) {
-            let digests = found.entry(chip.arch()).or_default();
-            digests.insert(name(*source).to_owned(), digest(*chip, *source, instances));
-        }
+    for release in RELEASES.iter().filter(|release| !release.programs().is_empty()) {
+        release.budget.compare(&release.found());
     }
     crate::every_instance_can_be_launched();
     crate::machine_code_is_what_was_meant();
@@ -87,9 +73,23 @@ fn digests_are_written_with_the_figures() {
     issue::machine_code_of_few_rows_leaves_time_to_the_memory();
     issue::machine_code_of_decode_attention_leaves_time_to_the_memory();
     issue::machine_code_of_prefill_attention_leaves_time_to_the_tensor_cores();
-    CHECKED.update(&found, |chip, own| {
-        manifest::sources(&manifest::all(chip)).into_iter().any(|source| name(source) == own)
-    });
+    for release in &RELEASES {
+        let (used, mut found) = (release.found(), Table::new());
+        for program @ Program { chip, source, instances, .. } in release.programs() {
+            assert!(program.text().is_some(), "the machine code of {} was not checked", chip.arch());
+            // A program that fails a check is compiled again until it passes.
+            let of_chip = &used[&chip.arch()];
+            if !instances.iter().any(|instance| crate::spills(&of_chip[&instance.name])) {
+                let digests = found.entry(chip.arch()).or_default();
+                digests.insert(name(*source).to_owned(), digest(release, *chip, *source, instances));
+            }
+        }
+        if !found.is_empty() {
+            release.checked.update(&found, |chip, own| {
+                manifest::sources(&manifest::all(chip)).into_iter().any(|source| name(source) == own)
+            });
+        }
+    }
 }
 
 #[test]
@@ -105,14 +105,15 @@ fn a_digest_has_the_headers_that_a_source_includes() {
 }
 
 #[test]
-fn a_digest_tells_texts_and_chips_apart() {
+fn a_digest_tells_texts_chips_and_releases_apart() {
     let instances = manifest::all(Chip::SM_90);
     let [first, second, ..] = manifest::sources(&instances)[..] else { panic!("more than one source") };
-    let of = |chip, source| digest(chip, source, &instances);
+    let of = |chip, source| digest(&RELEASES[0], chip, source, &instances);
     let known = of(Chip::SM_90, first);
     assert_eq!(known, of(Chip::SM_90, first));
     assert_ne!(known, of(Chip::SM_89, first));
     assert_ne!(known, of(Chip::SM_90, second));
     assert_ne!(known, of(Chip::SM_90, Source { text: "", ..first }));
-    assert_ne!(known, digest(Chip::SM_90, first, &instances[1..]));
+    assert_ne!(known, digest(&RELEASES[0], Chip::SM_90, first, &instances[1..]));
+    assert_ne!(known, digest(&RELEASES[1], Chip::SM_90, first, &instances));
 }

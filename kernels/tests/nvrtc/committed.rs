@@ -61,6 +61,8 @@ impl Committed {
             of_chip.retain(|name, _| exists(chip, name));
             of_chip.extend(found.get(&chip.arch()).cloned().unwrap_or_default());
         }
+        // A release need not know every chip.
+        table.retain(|_, known| !known.is_empty());
         std::fs::write(self.path(), self.written(&table)).expect("the file is writable");
     }
 

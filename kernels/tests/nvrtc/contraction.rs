@@ -2,8 +2,9 @@
 //! bits may then be different instances, and the emulation rounds as they do.
 
 use octavo_kernels::manifest::{Chip, Target};
+use octavo_kernels::nvrtc::Nvrtc;
 
-use crate::{code, count, tools};
+use crate::{RELEASES, code, count, tools};
 
 const TEXT: &str = r#"
 extern "C" __global__ void apart(float* x) { x[0] = x[1] * x[2] + x[3]; }
@@ -12,15 +13,18 @@ extern "C" __global__ void at_once(float* x) { x[0] = fmaf(x[1], x[2], x[3]); }
 
 #[test]
 fn a_product_and_a_sum_are_rounded_as_the_source_says() {
-    let Some(nvrtc) = tools::nvrtc() else { return };
-    for chip in Chip::CHECKED {
-        let Some(nvdisasm) = tools::nvdisasm(chip) else { continue };
-        let compiled = nvrtc.compile("contraction.cu", TEXT, Target::Code(chip)).expect("a valid program");
-        let name = format!("{}-contraction", chip.arch());
-        let instructions = code::instructions(&tools::disassemble(&nvdisasm, &name, &compiled.code));
-        let counts = |kernel: &str| ["FMUL", "FADD", "FFMA"].map(|of| count(&instructions[kernel], of, ""));
-        assert_eq!([counts("apart"), counts("at_once")], [[1, 1, 0], [0, 0, 1]], "{}", chip.arch());
+    for (nvrtc, release) in RELEASES.iter().filter_map(|release| Some(((release.open)()?, release))) {
+        release.chips().for_each(|chip| check_contraction(&nvrtc, chip));
     }
+}
+
+fn check_contraction(nvrtc: &Nvrtc, chip: Chip) {
+    let Some(nvdisasm) = tools::nvdisasm(chip) else { return };
+    let compiled = nvrtc.compile("contraction.cu", TEXT, Target::Code(chip)).expect("a valid program");
+    let name = format!("{}-contraction-{:?}", chip.arch(), nvrtc.version());
+    let instructions = code::instructions(&tools::disassemble(&nvdisasm, &name, &compiled.code));
+    let counts = |kernel: &str| ["FMUL", "FADD", "FFMA"].map(|of| count(&instructions[kernel], of, ""));
+    assert_eq!([counts("apart"), counts("at_once")], [[1, 1, 0], [0, 0, 1]], "{}", chip.arch());
 }
 
 #[test]

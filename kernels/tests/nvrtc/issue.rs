@@ -25,18 +25,10 @@ fn rows_of(instance: &Instance) -> u32 {
     instance.name.rsplit_once("_m").expect("a number of rows").1.parse().expect("a number")
 }
 
-/// Returns the format of the weight of an instance of `gemm_skinny_quant`.
-fn format_of(instance: &Instance) -> QuantFormat {
-    let is_of = |format: &QuantFormat| instance.name.starts_with(&format!("gemm_skinny_quant_{}_", format.name()));
-    QuantFormat::ALL.into_iter().find(is_of).expect("a format")
-}
-
 /// Returns the number of KiB of the weight that a warp multiplies in an iteration.
 fn kib_of_iteration(instance: &Instance) -> f64 {
-    if instance.source == sources::GEMM_SKINNY_QUANT {
-        let format = format_of(instance);
-        let elements = 32 * manifest::SKINNY_QUANT_INPUTS as usize;
-        return (elements / format.block_elements() * format.block_bytes()) as f64 / 1024.0;
+    if let [format] = instance.formats[..] {
+        return format.bytes_of(32 * u64::from(manifest::SKINNY_QUANT_INPUTS)) as f64 / 1024.0;
     }
     // A thread of a GEMV multiplies two outputs by so many pieces of 16 bytes; one of a skinny product copies 64 bytes.
     match instance.source != sources::GEMM_SKINNY {
@@ -73,10 +65,9 @@ pub(crate) fn machine_code_of_few_rows_leaves_time_to_the_memory() {
             println!("{context}, {:.0} %", 100.0 * share);
             if instance.source == sources::GEMM_SKINNY {
                 assert!(share < 0.5, "{context}");
-            } else if instance.source == sources::GEMM_SKINNY_QUANT {
+            } else if let [format] = instance.formats[..] {
                 // A KiB of few bits has many weights, and numbers of lists are looked up by several instructions. For many rows, the
                 // tensor cores take longer than the memory.
-                let format = format_of(&instance);
                 let is_long = rows > 8 || format.is_listed() || [QuantFormat::Q2K, QuantFormat::Q3K].contains(&format);
                 assert!(is_long || share < 0.9, "{context}");
             } else if rows <= manifest::gemv_cutoff(chip, Dtype::F16) {

@@ -1,5 +1,5 @@
-//! Checks that every instance of the manifest compiles for every chip, uses the resources in `budget.toml`, and
-//! multiplies by the intended instruction. Needs the packages of `tests/requirements.txt`, but no GPU.
+//! Checks that every instance of the manifest compiles for every chip by every release of the compiler, uses the resources in the
+//! release's budget, and multiplies by the intended instruction. Needs the packages of `tests/requirements.txt`, but no GPU.
 
 mod checked;
 mod code;
@@ -23,21 +23,110 @@ use committed::{Committed, Table};
 
 /// Number of programs that are compiled at once.
 const THREADS: usize = 2;
-/// NVRTC release of the budget.
-const RELEASE: (u32, u32) = (12, 9);
 
 /// Usage of each instance.
 type Budget = Table<Usage>;
 
-const BUDGET: Committed = Committed {
-    name: "budget.toml",
-    head: "# Resources of each instance, as NVRTC 12.9 compiles it. `tests/nvrtc` compares every instance with this file. After an intended\n\
-           # change, run OCTAVO_WRITE_BUDGET=1 cargo test -p octavo-kernels --test nvrtc and review the difference.\n\
-           # registers: of a thread. shared: static shared memory of a CTA in bytes. No instance spills or has a stack.\n",
-};
+/// A release of NVRTC, with what is known of the programs that it compiles.
+pub(crate) struct Release {
+    /// Major and minor number.
+    version: (u32, u32),
+    /// Finds it.
+    open: fn() -> Option<Nvrtc>,
+    /// Those of [`Chip::CHECKED`] that it does not know.
+    lacks: &'static [Chip],
+    /// Resources of each instance.
+    budget: Committed,
+    /// Digests of the programs that have been checked.
+    checked: Committed,
+    /// The programs that are to be checked.
+    programs: OnceLock<Vec<Program>>,
+}
+
+/// The release whose machine code is that of predictions, and the next one.
+static RELEASES: [Release; 2] = [
+    Release {
+        version: (12, 9),
+        open: tools::nvrtc,
+        lacks: &[],
+        budget: Committed {
+            name: "budget.toml",
+            head: "# Resources of each instance, as NVRTC 12.9 compiles it. `tests/nvrtc` compares every instance with this file. After an intended\n\
+                   # change, run OCTAVO_WRITE_BUDGET=1 cargo test -p octavo-kernels --test nvrtc and review the difference.\n\
+                   # registers: of a thread. shared: static shared memory of a CTA in bytes. No instance spills or has a stack.\n",
+        },
+        checked: Committed {
+            name: "checked.toml",
+            head: "# Digests of the programs whose figures are those of budget.toml and code.toml. `tests/nvrtc` compiles the others, and all of\n\
+                   # them with OCTAVO_ALL_KERNELS=1. OCTAVO_WRITE_BUDGET=1 writes those that it compiles, as with budget.toml.\n",
+        },
+        programs: OnceLock::new(),
+    },
+    Release {
+        version: (13, 5),
+        open: tools::nvrtc_13,
+        lacks: &[Chip::SM_70],
+        budget: Committed {
+            name: "budget-13.toml",
+            head: "# Resources of each instance, as NVRTC 13.5 compiles it. They are those of budget.toml.\n",
+        },
+        checked: Committed {
+            name: "checked-13.toml",
+            head: "# Digests of the programs whose figures are those of budget-13.toml, as in checked.toml.\n",
+        },
+        programs: OnceLock::new(),
+    },
+];
+
+impl Release {
+    /// Returns the chips for which it compiles.
+    fn chips(&self) -> impl Iterator<Item = Chip> {
+        Chip::CHECKED.into_iter().filter(|chip| !self.lacks.contains(chip))
+    }
+
+    /// Returns the programs that are to be checked, compiled once for all tests; none without a compiler.
+    fn programs(&self) -> &[Program] {
+        self.programs.get_or_init(|| {
+            let Some(nvrtc) = (self.open)() else { return Vec::new() };
+            assert_eq!(nvrtc.version(), self.version, "the budget is of another release");
+            let mut jobs = Vec::new();
+            for chip in Chip::CHECKED {
+                assert_eq!(nvrtc.supports(chip), !self.lacks.contains(&chip), "{}", chip.arch());
+            }
+            for chip in self.chips() {
+                let instances = manifest::all(chip);
+                for source in manifest::sources(&instances) {
+                    let own: Vec<_> = instances.iter().filter(|i| i.source == source).cloned().collect();
+                    if checked::is_wanted(self, chip, source, &own) {
+                        jobs.push((Target::Code(chip), source, own));
+                    }
+                }
+            }
+            compile(&nvrtc, jobs)
+        })
+    }
+
+    /// Returns the resources of all compiled instances.
+    fn found(&self) -> Budget {
+        let mut found = Budget::new();
+        for program in self.programs() {
+            let used = usage::from_log(&program.compiled.log);
+            let names: Vec<_> = program.instances.iter().map(|i| i.name.as_str()).collect();
+            assert_eq!(used.len(), names.len(), "{}: {used:?}", program.source.path);
+            let of_chip = found.entry(program.chip.arch()).or_default();
+            for (name, usage) in used {
+                assert!(names.contains(&name.as_str()), "{name} is no instance");
+                of_chip.insert(name, usage);
+            }
+        }
+        found
+    }
+}
 
 /// A source with its instances, compiled for a chip.
 struct Program {
+    /// Release of the compiler.
+    version: (u32, u32),
     chip: Chip,
     source: Source,
     instances: Vec<Instance>,
@@ -49,32 +138,16 @@ impl Program {
     /// Returns the machine code as text, disassembled once for all tests; `None` without a disassembler.
     fn text(&self) -> Option<&str> {
         let disassembled = || {
-            let name = format!("{}-{}", self.chip.arch(), self.source.path.replace('/', "-"));
+            let name = format!("{}-{}-{:?}", self.chip.arch(), self.source.path.replace('/', "-"), self.version);
             Some(tools::disassemble(&tools::nvdisasm(self.chip)?, &name, &self.compiled.code))
         };
         self.text.get_or_init(disassembled).as_deref()
     }
 }
 
-/// Returns the programs that are to be checked, compiled once for all tests; none without a compiler.
+/// Returns the programs that the first release has compiled, whose machine code is that of predictions.
 fn programs() -> &'static [Program] {
-    static PROGRAMS: OnceLock<Vec<Program>> = OnceLock::new();
-    PROGRAMS.get_or_init(|| {
-        let Some(nvrtc) = tools::nvrtc() else { return Vec::new() };
-        assert_eq!(nvrtc.version(), RELEASE, "the budget is of another release");
-        let mut jobs = Vec::new();
-        for chip in Chip::CHECKED {
-            assert!(nvrtc.supports(chip), "{}", chip.arch());
-            let instances = manifest::all(chip);
-            for source in manifest::sources(&instances) {
-                let own: Vec<_> = instances.iter().filter(|i| i.source == source).cloned().collect();
-                if checked::is_wanted(chip, source, &own) {
-                    jobs.push((chip, source, own));
-                }
-            }
-        }
-        compile(&nvrtc, jobs.into_iter().map(|(chip, source, own)| (Target::Code(chip), source, own)).collect())
-    })
+    RELEASES[0].programs()
 }
 
 /// Compiles sources with their instances, each for a target, on [`THREADS`] threads.
@@ -89,7 +162,8 @@ fn compile(nvrtc: &Nvrtc, jobs: Vec<(Target, Source, Vec<Instance>)>) -> Vec<Pro
                         .compile(source.path, &text, *target)
                         .unwrap_or_else(|e| panic!("{} for {}: {e}", source.path, target.arch()));
                     let (source, instances, text) = (*source, instances.clone(), OnceLock::new());
-                    let program = Program { chip: target.chip(), source, instances, compiled, text };
+                    let (version, chip) = (nvrtc.version(), target.chip());
+                    let program = Program { version, chip, source, instances, compiled, text };
                     done.lock().expect("no panic").push(program);
                 }
             });
@@ -98,23 +172,9 @@ fn compile(nvrtc: &Nvrtc, jobs: Vec<(Target, Source, Vec<Instance>)>) -> Vec<Pro
     done.into_inner().expect("no panic")
 }
 
+/// Returns the resources of each instance as the first release compiles it.
 fn budget() -> Budget {
-    BUDGET.read()
-}
-
-fn found() -> Budget {
-    let mut found = Budget::new();
-    for program in programs() {
-        let used = usage::from_log(&program.compiled.log);
-        let names: Vec<_> = program.instances.iter().map(|i| i.name.as_str()).collect();
-        assert_eq!(used.len(), names.len(), "{}: {used:?}", program.source.path);
-        let of_chip = found.entry(program.chip.arch()).or_default();
-        for (name, usage) in used {
-            assert!(names.contains(&name.as_str()), "{name} is no instance");
-            of_chip.insert(name, usage);
-        }
-    }
-    found
+    RELEASES[0].budget.read()
 }
 
 /// Returns whether a kernel keeps values in memory instead of registers.
@@ -124,14 +184,19 @@ fn spills(usage: &Usage) -> bool {
 
 #[test]
 fn every_instance_keeps_its_budget() {
-    let found = found();
-    if found.is_empty() {
-        return;
-    }
-    BUDGET.compare(&found);
-    for (chip, instances) in &found {
-        let spilled: Vec<_> = instances.iter().filter(|(_, usage)| spills(usage)).collect();
-        assert!(spilled.is_empty(), "{chip}: kernels keep values in memory instead of registers: {spilled:?}");
+    for release in &RELEASES {
+        let (found, version) = (release.found(), release.version);
+        if found.is_empty() {
+            continue;
+        }
+        release.budget.compare(&found);
+        for (chip, instances) in &found {
+            let spilled: Vec<_> = instances.iter().filter(|(_, usage)| spills(usage)).collect();
+            assert!(
+                spilled.is_empty(),
+                "{chip}, {version:?}: kernels keep values in memory, not in registers: {spilled:?}"
+            );
+        }
     }
 }
 
@@ -146,27 +211,29 @@ fn shared_limit(chip: Chip) -> usize {
 
 #[test]
 fn every_instance_can_be_launched() {
-    let found = found();
-    for program in programs() {
-        for instance in &program.instances {
-            let used = &found[&program.chip.arch()][&instance.name];
-            // Registers are allocated in units of eight.
-            let registers = used.registers.next_multiple_of(8) * instance.threads;
-            assert!(registers <= 65536 && instance.threads <= 1024, "{}: {registers} registers", instance.name);
-            let shared = used.shared as usize + instance.dynamic_shared;
-            assert!(shared <= shared_limit(program.chip), "{}: {shared} bytes of shared memory", instance.name);
-            assert!(used.shared <= 48 << 10, "{}: static shared memory is at most 48 KiB", instance.name);
-            let resident = instance.resident.max(1);
-            assert!(resident * registers <= 65536, "{}: {resident} times {registers} registers", instance.name);
-            // The system takes a little of each CTA's memory.
-            let shared = (shared + (1 << 10)) * resident as usize;
-            assert!(
-                shared <= shared_limit(program.chip) + (1 << 10),
-                "{}: {shared} bytes of shared memory",
-                instance.name
-            );
+    for release in &RELEASES {
+        let found = release.found();
+        for program in release.programs() {
+            for instance in &program.instances {
+                check_launch(program.chip, instance, &found[&program.chip.arch()][&instance.name]);
+            }
         }
     }
+}
+
+/// Fails if a multiprocessor does not hold the CTAs of an instance that it should.
+fn check_launch(chip: Chip, instance: &Instance, used: &Usage) {
+    // Registers are allocated in units of eight.
+    let registers = used.registers.next_multiple_of(8) * instance.threads;
+    assert!(registers <= 65536 && instance.threads <= 1024, "{}: {registers} registers", instance.name);
+    let shared = used.shared as usize + instance.dynamic_shared;
+    assert!(shared <= shared_limit(chip), "{}: {shared} bytes of shared memory", instance.name);
+    assert!(used.shared <= 48 << 10, "{}: static shared memory is at most 48 KiB", instance.name);
+    let resident = instance.resident.max(1);
+    assert!(resident * registers <= 65536, "{}: {resident} times {registers} registers", instance.name);
+    // The system takes a little of each CTA's memory.
+    let shared = (shared + (1 << 10)) * resident as usize;
+    assert!(shared <= shared_limit(chip) + (1 << 10), "{}: {shared} bytes of shared memory", instance.name);
 }
 
 /// Returns the tensor-core instruction that an instance should use on a chip.
@@ -199,7 +266,7 @@ fn streams(instance: &Instance) -> bool {
 
 #[test]
 fn machine_code_is_what_was_meant() {
-    for program in programs() {
+    for program in RELEASES.iter().flat_map(Release::programs) {
         let Some(text) = program.text() else { continue };
         let instructions = code::instructions(text);
         for instance in &program.instances {

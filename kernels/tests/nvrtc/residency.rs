@@ -173,8 +173,7 @@ fn quantised_weights_of_few_rows_are_asked_for_in_time() {
         {
             let instance = manifest::gemm_skinny_quant(format, dtype, rows);
             let held = resident(&budget, chip, &instance);
-            let elements = instance.threads * manifest::SKINNY_QUANT_INPUTS;
-            let stage = elements as usize / format.block_elements() * format.block_bytes();
+            let stage = format.bytes_of(u64::from(instance.threads * manifest::SKINNY_QUANT_INPUTS));
             // One stage is multiplied.
             let in_flight = (instance.stages.expect("stages") - 1) * stage as u32 * held;
             let context = format!("{} on {}: {in_flight} of {needed:.0} bytes", instance.name, sheet.name);

@@ -20,6 +20,7 @@ use crate::linear::ProductPart;
 use crate::lora::Adapters;
 use crate::lower::{Attention, CacheLayer, Stage};
 use crate::media::MediaRows;
+use crate::rounded::Prepared;
 use crate::step::StepShape;
 use crate::tables::TablesAt;
 
@@ -203,7 +204,10 @@ impl<L: Launcher> Machine<L> {
                 let rows = step.rows(*rows);
                 some(rows, || self.product(product, rows, &step.shape))
             }
-            Stage::QkvPost { kernel, params, cache } => some(tokens, || self.qkv_post(*kernel, params, *cache, step)),
+            Stage::QkvPost { kernel, params, cache } => some(tokens, || {
+                let params = self.qkv_params(params, *cache, step);
+                self.launch(*kernel, params.grid(), &params)
+            }),
             Stage::Attention { attention, cache } => some(tokens, || self.attention(attention, *cache, step)),
             Stage::Glu { kernel, params, rows } => {
                 let params = GluParams { rows: step.rows(*rows), ..*params };
@@ -229,15 +233,10 @@ impl<L: Launcher> Machine<L> {
         (address + layer.keys * self.kv_element, address + layer.values * self.kv_element, block_elements)
     }
 
-    fn qkv_post(
-        &self,
-        kernel: KernelId,
-        params: &QkvPostParams,
-        layer: CacheLayer,
-        step: &Step<'_>,
-    ) -> Result<(), BackendError> {
+    /// Returns the parameters of what follows the projection of q, k and v in a step.
+    pub(crate) fn qkv_params(&self, params: &QkvPostParams, layer: CacheLayer, step: &Step<'_>) -> QkvPostParams {
         let (k_cache, v_cache, block_stride) = self.cache(layer, step);
-        let params = QkvPostParams {
+        QkvPostParams {
             k_cache,
             v_cache,
             block_stride,
@@ -246,14 +245,20 @@ impl<L: Launcher> Machine<L> {
             slots: step.at(step.shape.slots(layer.group)),
             tokens: step.shape.tokens as u32,
             ..*params
-        };
-        self.launch(kernel, params.grid(), &params)
+        }
     }
 
-    fn attention(&self, attention: &Attention, layer: CacheLayer, step: &Step<'_>) -> Result<(), BackendError> {
+    /// Returns the parameters of attention in a step, with the plan at a word of its block.
+    fn attention_params(
+        &self,
+        params: &AttentionParams,
+        layer: CacheLayer,
+        step: &Step<'_>,
+        plan: usize,
+    ) -> AttentionParams {
         let (k_cache, v_cache, block_stride) = self.cache(layer, step);
         let shape = &step.shape;
-        let fill = |params: &AttentionParams, plan: usize| AttentionParams {
+        AttentionParams {
             k_cache,
             v_cache,
             block_stride,
@@ -266,7 +271,27 @@ impl<L: Launcher> Machine<L> {
             table_stride: step.tables.stride as u32,
             sequences: shape.sequences as u32,
             ..*params
-        };
+        }
+    }
+
+    /// Returns the parameters of decode attention in a step. `codes` are those of the output.
+    pub(crate) fn decode_params(
+        &self,
+        params: &PagedDecodeParams,
+        codes: Option<Prepared>,
+        layer: CacheLayer,
+        step: &Step<'_>,
+    ) -> PagedDecodeParams {
+        let shape = &step.shape;
+        let attention = self.attention_params(&params.attention, layer, step, shape.decode_plan());
+        let codes = codes.filter(|codes| codes.is_written(shape.tokens as u32, shape));
+        let rounded = codes.map_or_else(RoundedRows::default, |codes| codes.at);
+        PagedDecodeParams { attention, rounded, ..*params }
+    }
+
+    fn attention(&self, attention: &Attention, layer: CacheLayer, step: &Step<'_>) -> Result<(), BackendError> {
+        let shape = &step.shape;
+        let fill = |params, plan| self.attention_params(params, layer, step, plan);
         match attention {
             Attention::Plain { kernel, params } => {
                 let params = AttentionParams { plan: 0, ..fill(params, 0) };
@@ -278,10 +303,7 @@ impl<L: Launcher> Machine<L> {
             }
             Attention::Planned { decode, tile, prefill, params, codes } => {
                 if shape.splits > 0 {
-                    let attention = fill(&params.attention, shape.decode_plan());
-                    let codes = codes.filter(|codes| codes.is_written(shape.tokens as u32, shape));
-                    let rounded = codes.map_or_else(RoundedRows::default, |codes| codes.at);
-                    let params = PagedDecodeParams { attention, rounded, ..*params };
+                    let params = self.decode_params(params, *codes, layer, step);
                     let grid = tile.grid(&params, self.launcher.processors(), shape.splits as u32);
                     self.launch(*decode, grid, &params)?;
                 }

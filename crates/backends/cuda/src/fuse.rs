@@ -1,4 +1,5 @@
-//! Products of few rows that compute the norm of their input and the activation of their output in the same launch.
+//! Launches that take the place of several: products of few rows that compute the norm of their input and the activation of their
+//! output, and decode attention that completes its heads ([`fused_decode`](crate::fused_decode)).
 //!
 //! The stages of a program stay as they are, because steps of more rows need them. A [`Fusion`] names those that one launch takes the
 //! place of. It has the same bits, so it does not matter which steps use it.
@@ -10,13 +11,23 @@ use octavo_ops::{BackendError, BufferId, NormKind, Op, Rows};
 use crate::build::KernelId;
 use crate::dense::Way;
 use crate::forward::{Machine, Step};
+use crate::fused_decode::FusedDecode;
 use crate::launcher::Launcher;
 use crate::linear::ProductPart;
 use crate::lower::{Lowering, Stage, activation, is_read};
 
+/// Stages that one launch takes the place of, by the first of them.
+#[derive(Clone, Debug)]
+pub(crate) enum Fusion {
+    /// A product with what is around it.
+    Product(FusedProduct),
+    /// The heads of q, k and v and decode attention.
+    Decode(FusedDecode),
+}
+
 /// A product with the norm before it, the activation after it, or both.
 #[derive(Clone, Debug)]
-pub(crate) struct Fusion {
+pub(crate) struct FusedProduct {
     /// Index of the first stage.
     first: usize,
     /// Index of the product's stage.
@@ -76,7 +87,7 @@ fn following(ops: &[Op], at: usize) -> Option<usize> {
 }
 
 /// Returns whether no op after an index reads what a buffer has. Those of adapters do not count.
-fn is_dead(ops: &[Op], buffer: BufferId, at: usize) -> bool {
+pub(crate) fn is_dead(ops: &[Op], buffer: BufferId, at: usize) -> bool {
     !is_read(ops[at + 1..].iter().filter(|op| !matches!(op, Op::Lora(_))), buffer)
 }
 
@@ -89,15 +100,20 @@ impl Lowering<'_> {
             return fusions;
         }
         for found in (0..ops.len()).filter_map(|product| Found::around(ops, product)) {
-            if let Some(fusion) = self.fusion(ops, stages, found) {
-                let first = fusion.first;
-                fusions[first] = Some(fusion);
+            if let Some(product) = self.fused_product(ops, stages, found) {
+                let first = product.first;
+                fusions[first] = Some(Fusion::Product(product));
+            }
+        }
+        for (at, fusion) in fusions.iter_mut().enumerate() {
+            if let Some(decode) = self.fused_decode(ops, stages, at) {
+                *fusion = Some(Fusion::Decode(decode));
             }
         }
         fusions
     }
 
-    fn fusion(&mut self, ops: &[Op], stages: &[Stage], found: Found) -> Option<Fusion> {
+    fn fused_product(&mut self, ops: &[Op], stages: &[Stage], found: Found) -> Option<FusedProduct> {
         let Stage::Product { product, rows } = &stages[found.product] else { return None };
         let [part] = product.parts.as_slice() else { return None };
         let kernels = self.fused_kernels(part);
@@ -117,7 +133,7 @@ impl Lowering<'_> {
         }
         let first = found.norm.unwrap_or(found.product);
         let count = found.glu.unwrap_or(found.product) + 1 - first;
-        Some(Fusion { first, product: found.product, count, rows: *rows, kernels, params })
+        Some(FusedProduct { first, product: found.product, count, rows: *rows, kernels, params })
     }
 
     /// Returns the kernels for a part of a product, with their number of rows; none if no GEMV may be chosen for it.
@@ -143,17 +159,20 @@ impl<L: Launcher> Machine<L> {
 
     /// Launches the stage at an index, or those that run as one from there on, and returns their number.
     pub(crate) fn stages_from(&self, at: usize, step: &Step<'_>) -> Result<usize, BackendError> {
-        if let Some(fusion) = &self.fusions[at]
-            && self.fused(fusion, step)?
-        {
-            return Ok(fusion.count);
+        let (is_launched, count) = match &self.fusions[at] {
+            Some(Fusion::Product(product)) => (self.product_fused(product, step)?, product.count),
+            Some(Fusion::Decode(decode)) => (self.decode_fused(*decode, at, step)?, FusedDecode::STAGES),
+            None => (false, 1),
+        };
+        if is_launched {
+            return Ok(count);
         }
         self.stage(&self.stages[at], step)?;
         Ok(1)
     }
 
     /// Launches stages as one. Returns `false` if they have to be launched one by one.
-    fn fused(&self, fusion: &Fusion, step: &Step<'_>) -> Result<bool, BackendError> {
+    fn product_fused(&self, fusion: &FusedProduct, step: &Step<'_>) -> Result<bool, BackendError> {
         let rows = step.rows(fusion.rows);
         let is_adapted = step.shape.adapted.iter().any(|adapted| adapted.tiles > 0);
         let Stage::Product { product, .. } = &self.stages[fusion.product] else { return Ok(false) };

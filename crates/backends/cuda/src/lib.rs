@@ -31,6 +31,7 @@ mod experts;
 mod float8;
 mod forward;
 mod fuse;
+mod fused_decode;
 mod images;
 mod integers;
 mod latent;

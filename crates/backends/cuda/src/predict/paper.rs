@@ -231,7 +231,11 @@ impl PaperProgram {
                 whole += Work::of_cost(&op_cost(&self.program, op, &shape, self.elements));
             }
             let mut of_ops = self.machine.launcher.take(whole);
-            if let (Op::PagedAttention(op), Stage::Attention { attention, .. }) = (&ops[at], &self.machine.stages[at]) {
+            // Attention is the last of the ops of a launch.
+            let last = at + count - 1;
+            if let (Op::PagedAttention(op), Stage::Attention { attention, .. }) =
+                (&ops[last], &self.machine.stages[last])
+            {
                 let attended = Attended { exact: &exact, batch, heads: op.heads, window: op.window };
                 of_ops.iter_mut().for_each(|launch| attended.refine(attention, launch, self.elements.kv));
             }

@@ -139,24 +139,24 @@ pub(super) fn of_product(
         return Some(fused(instance, grid, params, sizes));
     }
     if let Some(params) = params.downcast_ref::<QuantLinearParams>() {
-        return Some(quantised(instance, grid, params, (format_of(&instance.name)?, sizes)));
+        return Some(quantised(instance, grid, params, (*instance.formats.first()?, sizes)));
     }
     if let Some(params) = params.downcast_ref::<SkinnyQuantParams>() {
         let QuantLinearParams { m, n, .. } = params.product;
-        let (mut work, name) = quantised(instance, grid, &params.product, (format_of(&instance.name)?, sizes));
+        let (mut work, name) = quantised(instance, grid, &params.product, (*instance.formats.first()?, sizes));
         if params.out_f32 == 1 {
             work.activations += u64::from(m) * u64::from(n) * (4 - sizes.dtype.bytes() as u64);
         }
         return Some((Work { iterations: params.steps.into(), ..work }, name));
     }
     if let Some(QuantPairParams { first, second }) = params.downcast_ref() {
-        let (one, other) = instance.name.split_once("and")?;
-        let (mut work, _) = quantised(instance, grid, first, (format_of(one)?, sizes));
-        work += quantised(instance, grid, second, (format_of(other)?, sizes)).0;
+        let [one, other] = instance.formats[..] else { return None };
+        let (mut work, _) = quantised(instance, grid, first, (one, sizes));
+        work += quantised(instance, grid, second, (other, sizes)).0;
         return Some((work, format!("{}x{}", first.n + second.n, first.k)));
     }
     if let Some(QuantGluParams { product, .. }) = params.downcast_ref() {
-        let (work, name) = quantised(instance, grid, product, (format_of(&instance.name)?, sizes));
+        let (work, name) = quantised(instance, grid, product, (*instance.formats.first()?, sizes));
         // Gates and ups stay in registers, and warps have several columns one after the other.
         let out = u64::from(product.m) * u64::from(product.n) * out_bytes(instance, sizes.dtype);
         let columns = u64::from(GLU_COLUMNS) / warps(instance);
@@ -171,7 +171,7 @@ pub(super) fn of_product(
     }
     let params = params.downcast_ref::<DequantizeParams>().filter(|params| params.row_ids == 0)?;
     let (n, k) = (u64::from(params.n), u64::from(params.k));
-    let stored = format_of(&instance.name).map_or(0, |format| weight_bytes(format, n, k));
+    let stored = instance.formats.first().map_or(0, |format| format.bytes_of(n * k));
     let written = n * k * sizes.dtype.bytes() as u64;
     let work = Work { stored, activations: written, asked: stored, ..Work::default() };
     Some((work, format!("{n}x{k}")))
@@ -226,16 +226,6 @@ fn warps(instance: &Instance) -> u64 {
     u64::from(instance.threads / 32)
 }
 
-/// Returns the format in the name of an instance.
-fn format_of(name: &str) -> Option<QuantFormat> {
-    let named = |format: &QuantFormat| name.contains(&format!("_{}_", format.name()));
-    QuantFormat::ALL.into_iter().find(named)
-}
-
-fn weight_bytes(format: QuantFormat, n: u64, k: u64) -> u64 {
-    n * k / format.block_elements() as u64 * format.block_bytes() as u64
-}
-
 fn quantised(
     instance: &Instance,
     grid: [u32; 3],
@@ -243,10 +233,10 @@ fn quantised(
     (format, sizes): (QuantFormat, Sizes),
 ) -> (Work, String) {
     let QuantLinearParams { m, n, k, add, .. } = *params;
-    let weight = weight_bytes(format, n.into(), k.into());
+    let weight = format.bytes_of(u64::from(n) * u64::from(k));
     let product = Product { m, n, k, weight, out: out_bytes(instance, sizes.dtype), adds: add != 0 };
     let element = sizes.dtype.bytes() as u64;
-    let (columns, row) = (u64::from(k), weight_bytes(format, 1, k.into()));
+    let (columns, row) = (u64::from(k), format.bytes_of(k.into()));
     let [x, y] = [grid[0], grid[1]].map(u64::from);
     let (groups, rows) = (columns / 32, rows_of(instance));
     let asked = match instance.source {
@@ -289,10 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn formats_are_found_by_name() {
-        for format in QuantFormat::ALL {
-            assert_eq!(format_of(&manifest::dequantize(format, Dtype::F16).name), Some(format));
-        }
+    fn a_quantised_weight_has_the_bytes_of_its_blocks() {
         let params = QuantLinearParams { m: 1, n: 8, k: 256, ..QuantLinearParams::default() };
         let instance = manifest::mmvq(QuantFormat::Q4K, Dtype::Bf16, 1);
         let (work, _) = of_product(&instance, params.grid(), &params, SIZES).unwrap();
