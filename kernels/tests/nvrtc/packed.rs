@@ -22,7 +22,7 @@ fn jobs(target: Target) -> Vec<(Target, Source, Vec<Instance>)> {
 fn check_spills(program: &Program) {
     let used = usage::from_log(&program.compiled.log);
     assert_eq!(used.len(), program.instances.len(), "{}", program.source.path);
-    let spilled = used.iter().find(|(_, usage)| crate::spills(usage));
+    let spilled = used.iter().find(|(_, usage)| program.release().spills(usage));
     assert_eq!(spilled, None, "{}", program.chip.arch());
 }
 
