@@ -179,43 +179,57 @@ fn a_slot_leaves_one_archive_and_a_page() {
     }
 }
 
+/// A part with its slot, and the command that a break is injected into.
+struct Broken {
+    slot: &'static str,
+    parts: &'static [(&'static str, &'static str)],
+    part: &'static str,
+    command: &'static str,
+}
+
+/// Checks each part with a suite of its own, all at once: runs mostly wait. The programs of all suites are written before the first
+/// runs, because a file that is open for writing cannot be executed.
+fn check_each_part(check: impl Fn(&Suite, &Broken) + Sync) {
+    let slots = SLOTS.into_iter();
+    let broken = slots.flat_map(|(slot, parts)| {
+        parts.iter().map(move |&(part, command)| (Suite::new(), Broken { slot, parts, part, command }))
+    });
+    let (broken, check) = (broken.collect::<Vec<_>>(), &check);
+    std::thread::scope(|scope| {
+        for (suite, broken) in &broken {
+            scope.spawn(move || check(suite, broken));
+        }
+    });
+}
+
 #[test]
 fn a_crash_in_any_part_loses_nothing_else() {
-    for (slot, parts) in SLOTS {
-        for (part, command) in parts {
-            let suite = Suite::new();
-            let (output, said) = suite.run(&[slot], &[("BREAK", command), ("HOW", "crash")]);
-            assert_eq!(output.status.code(), Some(1), "{said}");
-            let results = suite.parts();
-            let all = results.iter().find(|found| found.0 == *part).unwrap();
-            assert_eq!(all.1, "failed", "{slot} {part}: {results:?}");
-            let others = parts.iter().filter(|other| other.1 != *command).count();
-            let passed = results.iter().filter(|found| found.1 == "passed").count();
-            assert!(slot == "slot3" || passed == others, "{slot} {part}: {results:?}");
-            let files = suite.archive();
-            assert!(
-                files[&format!("{part}.log")].contains("first figures of ") || slot == "slot3",
-                "{part}: {files:?}"
-            );
-            if *part == "bench_kernels" {
-                assert!(files["kernels.json"].contains("\"complete\": false"), "{}", files["kernels.json"]);
-                assert!(!has_python() || files["page.md"].contains("The run was cut off: kernels are missing."));
-            }
+    check_each_part(|suite, &Broken { slot, parts, part, command }| {
+        let (output, said) = suite.run(&[slot], &[("BREAK", command), ("HOW", "crash")]);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        let results = suite.parts();
+        let all = results.iter().find(|found| found.0 == part).unwrap();
+        assert_eq!(all.1, "failed", "{slot} {part}: {results:?}");
+        let others = parts.iter().filter(|other| other.1 != command).count();
+        let passed = results.iter().filter(|found| found.1 == "passed").count();
+        assert!(slot == "slot3" || passed == others, "{slot} {part}: {results:?}");
+        let files = suite.archive();
+        assert!(files[&format!("{part}.log")].contains("first figures of ") || slot == "slot3", "{part}: {files:?}");
+        if part == "bench_kernels" {
+            assert!(files["kernels.json"].contains("\"complete\": false"), "{}", files["kernels.json"]);
+            assert!(!has_python() || files["page.md"].contains("The run was cut off: kernels are missing."));
         }
-    }
+    });
 }
 
 #[test]
 fn a_part_that_hangs_is_cut_off() {
-    for (slot, parts) in SLOTS {
-        for (part, command) in parts {
-            let suite = Suite::new();
-            let variables = [("BREAK", *command), ("HOW", "hang"), ("OCTAVO_GPU_PART_LIMIT", "2")];
-            let (output, said) = suite.run(&[part], &variables);
-            assert_eq!(output.status.code(), Some(1), "{slot} {part}: {said}");
-            assert_eq!(suite.parts(), [((*part).to_owned(), "cut off after 2 s".to_owned())], "{said}");
-        }
-    }
+    check_each_part(|suite, &Broken { slot, part, command, .. }| {
+        let variables = [("BREAK", command), ("HOW", "hang"), ("OCTAVO_GPU_PART_LIMIT", "2")];
+        let (output, said) = suite.run(&[part], &variables);
+        assert_eq!(output.status.code(), Some(1), "{slot} {part}: {said}");
+        assert_eq!(suite.parts(), [(part.to_owned(), "cut off after 2 s".to_owned())], "{said}");
+    });
     // A slot's own end.
     let suite = Suite::new();
     let variables = [("BREAK", "octavo bench kernels"), ("HOW", "hang"), ("OCTAVO_GPU_SLOT_LIMIT", "4")];
