@@ -47,6 +47,12 @@ impl Check {
         }
     }
 
+    /// Adds the compiler's further options for kernels.
+    fn with_kernel_options(self, mut options: Vec<String>) -> Vec<String> {
+        options.extend(self.kernel_options().iter().copied().map(String::from));
+        options
+    }
+
     /// Returns the compiler's further options for kernels.
     fn kernel_options(self) -> &'static [&'static str] {
         match self {
@@ -214,9 +220,8 @@ pub fn make_once(path: &Path, make: impl FnOnce(&Path) -> Result<(), EmulationEr
 /// which are compiled if necessary.
 pub fn library_arguments() -> Result<(Vec<String>, Vec<PathBuf>), EmulationError> {
     let check = Check::from_env();
-    let (mut options, objects) = arguments(check)?;
-    options.extend(check.kernel_options().iter().copied().map(String::from));
-    Ok((options, objects))
+    let (options, objects) = arguments(check)?;
+    Ok((check.with_kernel_options(options), objects))
 }
 
 fn arguments(check: Check) -> Result<(Vec<String>, Vec<PathBuf>), EmulationError> {
@@ -240,8 +245,7 @@ fn arguments(check: Check) -> Result<(Vec<String>, Vec<PathBuf>), EmulationError
 /// `emulation/emu.h`. It is compiled if necessary.
 fn compile(program: &str, check: Check) -> Result<PathBuf, EmulationError> {
     let (options, objects) = arguments(check)?;
-    let mut kernel_options = options.clone();
-    kernel_options.extend(check.kernel_options().iter().copied().map(String::from));
+    let kernel_options = check.with_kernel_options(options.clone());
     let library = cache_folder().join(format!("kernels-{:016x}.so", key(program, &kernel_options)?));
     make_once(&library, |partial| {
         let source = library.with_extension("cpp");

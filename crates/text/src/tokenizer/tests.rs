@@ -397,7 +397,6 @@ proptest! {
             }
         }
     }
-
 }
 
 proptest! {
