@@ -69,9 +69,9 @@ impl<C: ReadCodes, W: Way> Panel for Integers<'_, C, W> {
     }
 
     #[inline(always)]
-    unsafe fn read_scales(&self, first: usize, count: usize, scales: &mut Self::Scales) {
+    unsafe fn read_scales(&self, groups: Range<usize>, scales: &mut Self::Scales) {
         // SAFETY: the caller guarantees this.
-        unsafe { C::Scaling::read(self.place, first, count, scales) }
+        unsafe { C::Scaling::read(self.place, groups, scales) }
     }
 
     #[inline(always)]

@@ -6,6 +6,7 @@
 
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use octavo_ops::{FP4_VALUES, NF4_VALUES};
 
@@ -262,7 +263,7 @@ impl<S: Stored> Panel for NumberPanel<'_, S> {
         self.place
     }
 
-    unsafe fn read_scales(&self, _: usize, _: usize, (): &mut ()) {}
+    unsafe fn read_scales(&self, _: Range<usize>, (): &mut ()) {}
 
     #[inline(always)]
     unsafe fn group(&self, group: usize, (): &()) -> impl Multiplied {

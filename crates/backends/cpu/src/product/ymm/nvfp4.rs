@@ -3,6 +3,7 @@
 //! Each half of a group has a scale of its own, so that the sum of a half is rounded before the other is added.
 
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 use super::Order;
 use super::scaling::pair_scales;
@@ -54,7 +55,7 @@ impl Panel for PairPanel<'_> {
         self.0
     }
 
-    unsafe fn read_scales(&self, _: usize, _: usize, (): &mut ()) {}
+    unsafe fn read_scales(&self, _: Range<usize>, (): &mut ()) {}
 
     #[inline(always)]
     unsafe fn group(&self, group: usize, (): &()) -> impl Multiplied {

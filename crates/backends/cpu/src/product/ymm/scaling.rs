@@ -1,6 +1,7 @@
 //! Scales of panels of integers with AVX2.
 
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 use super::LANES;
 use super::integers::Dots;
@@ -17,11 +18,11 @@ pub(super) trait Scaling {
     /// Number of groups in a block.
     const GROUPS: usize;
 
-    /// Reads the scales of `count` groups from `first` on, at most [`Scaling::GROUPS`].
+    /// Reads the scales of some groups, at most [`Scaling::GROUPS`].
     ///
     /// # Safety
     /// AVX2 and F16C must be available, and the panel must have these groups.
-    unsafe fn read(place: Place<'_>, first: usize, count: usize, block: &mut Self::Block);
+    unsafe fn read(place: Place<'_>, groups: Range<usize>, block: &mut Self::Block);
 
     /// Adds the products of a group with the first rows of `rows` to the results.
     ///
@@ -64,14 +65,14 @@ impl Scaling for Whole {
     const GROUPS: usize = SUPER;
 
     #[inline(always)]
-    unsafe fn read(place: Place<'_>, first: usize, count: usize, block: &mut WholeBlock) {
+    unsafe fn read(place: Place<'_>, groups: Range<usize>, block: &mut WholeBlock) {
         let Place { start, layout } = place;
         let PanelKind::Quant(_, scales) = layout.kind else { unreachable!("chosen by the kind") };
         macro_rules! each {
             (|$at:ident, $supers:ident, $lane:ident| $read:expr) => {
-                for (index, [scale, minimum]) in block.0[..count].iter_mut().enumerate() {
-                    let $at = start.add(layout.scales_at(scales, first + index));
-                    let $supers = start.add(layout.supers_at(scales, first + index));
+                for (group, [scale, minimum]) in groups.zip(&mut block.0) {
+                    let $at = start.add(layout.scales_at(scales, group));
+                    let $supers = start.add(layout.supers_at(scales, group));
                     for $lane in [0, LANES] {
                         let (a, b): (__m256, __m256) = $read;
                         _mm256_store_ps(scale.as_mut_ptr().add($lane), a);
@@ -139,7 +140,7 @@ impl Scaling for Factors {
     const EMPTY: () = ();
     const GROUPS: usize = usize::MAX;
 
-    unsafe fn read(_: Place<'_>, _: usize, _: usize, (): &mut ()) {}
+    unsafe fn read(_: Place<'_>, _: Range<usize>, (): &mut ()) {}
 
     #[inline(always)]
     unsafe fn add<const N: usize>(
@@ -174,7 +175,7 @@ impl Scaling for Numbers {
     const EMPTY: () = ();
     const GROUPS: usize = usize::MAX;
 
-    unsafe fn read(_: Place<'_>, _: usize, _: usize, (): &mut ()) {}
+    unsafe fn read(_: Place<'_>, _: Range<usize>, (): &mut ()) {}
 
     #[inline(always)]
     unsafe fn add<const N: usize>(

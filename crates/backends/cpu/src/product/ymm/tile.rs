@@ -1,6 +1,7 @@
 //! The loops over the groups of a panel and the rows of a tile.
 
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 use super::read::Ahead;
 use super::{LANES, ROW_BYTES, TileRows};
@@ -147,11 +148,11 @@ pub(super) trait Panel {
     /// Returns where the panel is.
     fn place(&self) -> Place<'_>;
 
-    /// Reads the scales of `count` groups from `first` on.
+    /// Reads the scales of some groups, at most [`Panel::BLOCK`].
     ///
     /// # Safety
     /// The instruction set must be available, and the panel must have these groups.
-    unsafe fn read_scales(&self, first: usize, count: usize, scales: &mut Self::Scales);
+    unsafe fn read_scales(&self, groups: Range<usize>, scales: &mut Self::Scales);
 
     /// Returns a group that is unpacked while it is multiplied.
     ///
@@ -199,6 +200,12 @@ pub(super) unsafe fn multiply<P: Panel, const ROWS: usize>(
     }
 }
 
+/// Returns the groups whose scales are read at once.
+#[inline(always)]
+fn blocks<P: Panel>(groups: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..groups).step_by(P::BLOCK).map(move |first| first..first.saturating_add(P::BLOCK).min(groups))
+}
+
 /// Multiplies a few rows with groups as they are read.
 #[inline(always)]
 unsafe fn multiply_few<P: Panel, const N: usize>(
@@ -208,11 +215,10 @@ unsafe fn multiply_few<P: Panel, const N: usize>(
     results: &mut [[f32; PANEL]; N],
 ) {
     let (_, mut scales) = P::EMPTY;
-    for first in (0..rows.groups).step_by(P::BLOCK) {
-        let groups = first..first.saturating_add(P::BLOCK).min(rows.groups);
+    for groups in blocks::<P>(rows.groups) {
         // SAFETY: the caller guarantees this.
         unsafe {
-            panel.read_scales(first, groups.len(), &mut scales);
+            panel.read_scales(groups.clone(), &mut scales);
             for index in groups {
                 ahead.prefetch();
                 panel.group(index, &scales).add(rows.group(index), results);
@@ -230,11 +236,10 @@ unsafe fn multiply_many<P: Panel, const ROWS: usize>(
     results: &mut [[f32; PANEL]],
 ) {
     let (mut unpacked, mut scales) = P::EMPTY;
-    for first in (0..rows.groups).step_by(P::BLOCK) {
-        let groups = first..first.saturating_add(P::BLOCK).min(rows.groups);
+    for groups in blocks::<P>(rows.groups) {
         // SAFETY: the caller guarantees this.
         unsafe {
-            panel.read_scales(first, groups.len(), &mut scales);
+            panel.read_scales(groups.clone(), &mut scales);
             for index in groups {
                 ahead.prefetch();
                 let group = panel.unpack(index, &scales, &mut unpacked);
