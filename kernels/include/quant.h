@@ -508,9 +508,9 @@ struct NumberGroup : QuantGroup<WORDS> {
     }
 };
 
-// Formats of such groups, which have a scale in f32.
-template <class D, u32 CODE_BYTES>
-struct NumberFormat : Planes<1, CODE_BYTES, 0, 0, 4> {
+// Formats of such groups, of which GROUPS have a scale in f32.
+template <class D, u32 GROUPS, u32 CODE_BYTES>
+struct NumberFormat : Planes<GROUPS, CODE_BYTES, 0, 0, 4> {
     static constexpr u32 SCALES = 1, MINS = 0;
     static constexpr bool IS_FLOAT = true;
     template <int WORDS>
@@ -518,11 +518,11 @@ struct NumberFormat : Planes<1, CODE_BYTES, 0, 0, 4> {
 
     template <int WORDS>
     static DEVICE void read_scales(QuantGroup<WORDS>& group, const QuantWeight& weight, GroupAt at) {
-        group.set_scale(((const float*)weight.deltas)[at.index]);
+        group.set_scale(((const float*)weight.deltas)[at.index / GROUPS]);
     }
 };
 
-struct F8_E4M3 : NumberFormat<F8_E4M3, 32> {
+struct F8_E4M3 : NumberFormat<F8_E4M3, 1, 32> {
     static DEVICE void decode(u32 codes, float (&out)[4]) { widen_e4m3(codes, out); }
 
     template <int WORDS>
@@ -552,7 +552,7 @@ DEVICE void table_values(const u32 (&planes)[4][4], u32 codes, float (&out)[4]) 
 
 // A format of indices of a table, of which TABLE has the planes.
 template <class TABLE>
-struct TableFormat : NumberFormat<TableFormat<TABLE>, 16> {
+struct TableFormat : NumberFormat<TableFormat<TABLE>, 2, 32> {
     static DEVICE void decode(u32 codes, float (&out)[4]) {
         constexpr TABLE table;
         table_values(table.planes, codes, out);

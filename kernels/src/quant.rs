@@ -25,7 +25,7 @@
 //! | INT4 | nibbles | | u8 zero point per 32 | f16 scale per 32 |
 //! | INT8 | 32 bytes | | u8 zero point per 32 | f32 scale per 32 |
 //! | F8_E4M3 | 32 bytes | | | f32 scale per 32 |
-//! | NF4, FP4 | nibbles | | | f32 scale per 32 |
+//! | NF4, FP4 | nibbles | | | f32 scale per 64 |
 //!
 //! - **Nibbles**: byte i of 16 holds element i in its low nibble and element i + 16 in its high nibble.
 //! - **Pairs** of bits take 8 bytes: byte j of the first word holds those of the elements j, 4 + j, 8 + j and 12 + j,
@@ -170,7 +170,8 @@ impl QuantFormat {
     pub const fn block_elements(self) -> usize {
         match self {
             Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Mxfp4 | Self::Nvfp4 => 32,
-            Self::Iq4Nl | Self::Int4 | Self::Int8 | Self::F8E4M3 | Self::Nf4 | Self::Fp4 => 32,
+            Self::Iq4Nl | Self::Int4 | Self::Int8 | Self::F8E4M3 => 32,
+            Self::Nf4 | Self::Fp4 => 64,
             Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs => 256,
         }
     }
@@ -225,7 +226,7 @@ impl QuantFormat {
             Self::Int4 => [16, 0, 1, 2],
             Self::Int8 => [32, 0, 1, 4],
             Self::F8E4M3 => [32, 0, 0, 4],
-            Self::Nf4 | Self::Fp4 => [16, 0, 0, 4],
+            Self::Nf4 | Self::Fp4 => [32, 0, 0, 4],
         }
     }
 }
@@ -536,10 +537,13 @@ mod tests {
         for format in QuantFormat::ALL {
             let [codes, high, scales, deltas] = format.plane_bytes();
             let name = format.c_name();
-            let planes = format!("{}, {codes}, {high}, {scales}, {deltas}", format.block_elements() / GROUP);
+            let groups = format.block_elements() / GROUP;
+            let planes = format!("{groups}, {codes}, {high}, {scales}, {deltas}");
             let stated = match format {
-                QuantFormat::Nf4 | QuantFormat::Fp4 => continue,
-                _ if format.is_float() => format!("struct {name} : NumberFormat<{name}, {codes}> {{"),
+                QuantFormat::Nf4 | QuantFormat::Fp4 => {
+                    format!("struct TableFormat : NumberFormat<TableFormat<TABLE>, {groups}, {codes}> {{")
+                }
+                _ if format.is_float() => format!("struct {name} : NumberFormat<{name}, {groups}, {codes}> {{"),
                 _ => format!("struct {name} : Planes<{planes}> {{"),
             };
             let start = header.find(&stated).unwrap_or_else(|| panic!("no `{stated}`"));

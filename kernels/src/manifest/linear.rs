@@ -460,7 +460,7 @@ pub(super) fn all(chip: Chip) -> Vec<Instance> {
             }
             if chip.has_sm80() && dtype != Dtype::F32 {
                 // The inputs of a format of super-blocks are whole ones.
-                if format.block_elements() == 32 {
+                if format.block_elements() < 256 {
                     instances.extend([dtype, Dtype::F32].map(|out| gemm_quant(format, dtype, out)));
                 }
                 instances.extend(SKINNY_QUANT_TILES.map(|rows| gemm_skinny_quant(format, dtype, rows)));

@@ -207,9 +207,11 @@ fn f8(blocks: &[u8], out: &mut [f32]) {
 }
 
 fn table(values: &[f32; 16], blocks: &[u8], out: &mut [f32]) {
-    for ([a, b, c, d, codes @ ..], out) in blocks.as_chunks::<20>().0.iter().zip(out.as_chunks_mut::<GROUP>().0) {
+    for ([a, b, c, d, codes @ ..], out) in blocks.as_chunks::<36>().0.iter().zip(out.as_chunks_mut::<{ 2 * GROUP }>().0)
+    {
         let scale = f32::from_le_bytes([*a, *b, *c, *d]);
-        out.iter_mut().zip(nibbles(codes)).for_each(|(out, code)| *out = values[code] * scale);
+        let codes = codes.chunks_exact(GROUP / 2).flat_map(nibbles);
+        out.iter_mut().zip(codes).for_each(|(out, code)| *out = values[code] * scale);
     }
 }
 

@@ -55,9 +55,9 @@ pub enum StorageType {
     Int8,
     /// 8-bit floating-point numbers (e4m3, without infinities) in blocks of 32, after an f32 scale.
     F8E4M3,
-    /// 4-bit codes of [`NF4_VALUES`] in blocks of 32: an f32 scale, and codes as in Q4_0.
+    /// 4-bit codes of [`NF4_VALUES`] in blocks of 64: an f32 scale, and the codes of each half as in Q4_0.
     Nf4,
-    /// 4-bit codes of [`FP4_VALUES`] in blocks of 32: an f32 scale, and codes as in Q4_0.
+    /// 4-bit codes of [`FP4_VALUES`] in blocks of 64: an f32 scale, and the codes of each half as in Q4_0.
     Fp4,
 }
 
@@ -93,7 +93,8 @@ impl StorageType {
         match self {
             Self::F32 | Self::F16 | Self::BF16 => 1,
             Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Mxfp4 | Self::Iq4Nl => 32,
-            Self::Int4 | Self::Int8 | Self::F8E4M3 | Self::Nf4 | Self::Fp4 | Self::Nvfp4 => 32,
+            Self::Int4 | Self::Int8 | Self::F8E4M3 | Self::Nvfp4 => 32,
+            Self::Nf4 | Self::Fp4 => 64,
             Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs => 256,
         }
     }
@@ -105,11 +106,11 @@ impl StorageType {
             Self::F16 | Self::BF16 => 2,
             Self::Q4_0 | Self::Iq4Nl => 18,
             Self::Int4 => 19,
-            Self::Q4_1 | Self::Nf4 | Self::Fp4 => 20,
+            Self::Q4_1 => 20,
             Self::Q5_0 | Self::Nvfp4 => 22,
             Self::Q5_1 => 24,
             Self::Q8_0 => 34,
-            Self::F8E4M3 => 36,
+            Self::F8E4M3 | Self::Nf4 | Self::Fp4 => 36,
             Self::Int8 => 37,
             Self::Q2K => 84,
             Self::Q3K => 110,

@@ -65,7 +65,7 @@ fn value(numbers: Numbers, panel: &[u8], layout: &Layout, (k, lane): (usize, usi
         Numbers::Nf4 => NF4_VALUES[nibble()],
         Numbers::Fp4 => FP4_VALUES[nibble()],
     };
-    let at = layout.number_scales_at(k / GROUP) + 4 * lane;
+    let at = layout.number_scales_at(numbers, k / GROUP) + 4 * lane;
     value * f32::from_le_bytes([panel[at], panel[at + 1], panel[at + 2], panel[at + 3]])
 }
 
@@ -81,6 +81,8 @@ pub(super) mod wide {
 
     /// Codes of a kind of numbers.
     pub(in super::super) trait Decode: Copy {
+        const NUMBERS: Numbers;
+
         /// Size of the codes of a pair of inputs of all rows.
         const BYTES: usize;
 
@@ -102,6 +104,7 @@ pub(super) mod wide {
     pub(in super::super) struct Fp4;
 
     impl Decode for F8 {
+        const NUMBERS: Numbers = Numbers::F8;
         const BYTES: usize = 2 * PANEL;
         const FACTOR: f32 = 256.0;
 
@@ -119,6 +122,7 @@ pub(super) mod wide {
     }
 
     impl Decode for Nf4 {
+        const NUMBERS: Numbers = Numbers::Nf4;
         const BYTES: usize = PANEL;
 
         #[inline]
@@ -130,6 +134,7 @@ pub(super) mod wide {
     }
 
     impl Decode for Fp4 {
+        const NUMBERS: Numbers = Numbers::Fp4;
         const BYTES: usize = PANEL;
 
         #[inline]
@@ -153,18 +158,16 @@ pub(super) mod wide {
 
     /// A panel of packed numbers.
     #[derive(Clone, Copy)]
-    pub(in super::super) struct Panel<D> {
+    pub(in super::super) struct Panel<'a, D> {
         at: *const u8,
-        scales: *const u8,
-        bytes: usize,
+        layout: &'a Layout,
         kind: PhantomData<D>,
     }
 
-    impl<D: Decode> Panel<D> {
-        pub(in super::super) fn new(panel: &[u8], layout: &Layout) -> Self {
+    impl<'a, D: Decode> Panel<'a, D> {
+        pub(in super::super) fn new(panel: &[u8], layout: &'a Layout) -> Self {
             assert!(panel.len() >= layout.bytes);
-            let scales = panel[layout.number_scales_at(0)..].as_ptr();
-            Self { at: panel.as_ptr(), scales, bytes: layout.bytes, kind: PhantomData }
+            Self { at: panel.as_ptr(), layout, kind: PhantomData }
         }
 
         /// Returns the scales of a group, two for each row.
@@ -172,7 +175,8 @@ pub(super) mod wide {
         #[target_feature(enable = "avx512f,avx512bw")]
         unsafe fn doubled(self, group: usize) -> [__m512; 2] {
             // SAFETY: the caller guarantees that the panel has sixteen scales for this group.
-            let scales = unsafe { _mm512_loadu_ps(self.scales.cast::<f32>().add(group * PANEL)) };
+            let scales =
+                unsafe { _mm512_loadu_ps(self.at.add(self.layout.number_scales_at(D::NUMBERS, group)).cast()) };
             let scales = _mm512_mul_ps(scales, _mm512_set1_ps(D::FACTOR));
             let rows = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
             let others = _mm512_add_epi32(rows, _mm512_set1_epi32(8));
@@ -189,7 +193,7 @@ pub(super) mod wide {
         }
     }
 
-    impl<D: Decode> Weights for Panel<D> {
+    impl<D: Decode> Weights for Panel<'_, D> {
         type Scales = [__m512; 2];
 
         #[inline]
@@ -208,7 +212,8 @@ pub(super) mod wide {
         }
 
         fn prefetch(self, pair: usize, panels: usize) {
-            let at = self.at.wrapping_add(panels * self.bytes + pair * (D::BYTES + 4 * PANEL / PAIRS));
+            let at =
+                self.at.wrapping_add(panels * self.layout.bytes + pair * self.layout.bytes / (self.layout.cols / 2));
             // SAFETY: a prefetch is a hint and may have any address.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
         }

@@ -204,15 +204,15 @@ fn packed_numbers_have_the_bits_of_those_that_are_unpacked_when_they_are_loaded(
     assert_eq!(packed, [StorageType::F8E4M3, StorageType::Nf4, StorageType::Fp4]);
     for storage in packed {
         let decode = storage.decoder().unwrap();
-        let blocks = |rows: usize| random_blocks(storage, rows * 96, 0.5, &mut TestRng(rows as u64));
-        let unpacked = matrix_of(StorageType::F32, 96, WeightDtype::Bf16, |rows| {
-            let mut values = vec![0.0; rows * 96];
+        let blocks = |rows: usize| random_blocks(storage, rows * 192, 0.5, &mut TestRng(rows as u64));
+        let unpacked = matrix_of(StorageType::F32, 192, WeightDtype::Bf16, |rows| {
+            let mut values = vec![0.0; rows * 192];
             decode(&blocks(rows), &mut values);
             values.iter().flat_map(|x| x.to_le_bytes()).collect()
         });
-        let packed = matrix_of(storage, 96, WeightDtype::Halves, blocks);
+        let packed = matrix_of(storage, 192, WeightDtype::Halves, blocks);
         assert!(4 * packed.bytes() < 3 * unpacked.bytes(), "{storage}");
-        let (mut one, mut other) = (vec![0.0; 96], vec![0.0; 96]);
+        let (mut one, mut other) = (vec![0.0; 192], vec![0.0; 192]);
         for row in 0..93 {
             read_row(&packed, row, &mut one);
             read_row(&unpacked, row, &mut other);
@@ -221,7 +221,7 @@ fn packed_numbers_have_the_bits_of_those_that_are_unpacked_when_they_are_loaded(
         let is_ymm = |isa| matches!(isa, Isa::Avx2 | Isa::AvxVnni);
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available() && !is_ymm(*isa)) {
             for rows in [1, 3, 20, 300] {
-                let bits = |matrix| product(isa, matrix, 96, rows).into_iter().map(f32::to_bits).collect::<Vec<_>>();
+                let bits = |matrix| product(isa, matrix, 192, rows).into_iter().map(f32::to_bits).collect::<Vec<_>>();
                 assert_eq!(bits(&packed), bits(&unpacked), "{storage} on {isa}, {rows} rows");
             }
         }
@@ -234,16 +234,16 @@ fn packed_numbers_have_the_bits_of_those_that_are_unpacked_when_they_are_loaded(
 fn packed_numbers_are_not_rounded_with_avx2() {
     for storage in [StorageType::F8E4M3, StorageType::Nf4, StorageType::Fp4] {
         let decode = storage.decoder().unwrap();
-        let blocks = |rows: usize| random_blocks(storage, rows * 96, 0.5, &mut TestRng(rows as u64));
-        let unpacked = matrix_of(StorageType::F32, 96, WeightDtype::AsStored, |rows| {
-            let mut values = vec![0.0; rows * 96];
+        let blocks = |rows: usize| random_blocks(storage, rows * 192, 0.5, &mut TestRng(rows as u64));
+        let unpacked = matrix_of(StorageType::F32, 192, WeightDtype::AsStored, |rows| {
+            let mut values = vec![0.0; rows * 192];
             decode(&blocks(rows), &mut values);
             values.iter().flat_map(|x| x.to_le_bytes()).collect()
         });
-        let packed = matrix_of(storage, 96, WeightDtype::AsStored, blocks);
+        let packed = matrix_of(storage, 192, WeightDtype::AsStored, blocks);
         for isa in [Isa::Avx2, Isa::AvxVnni].into_iter().filter(|isa| isa.is_available()) {
             for rows in [1, 2, 3, 20, 300] {
-                let (found, expected) = (product(isa, &packed, 96, rows), product(isa, &unpacked, 96, rows));
+                let (found, expected) = (product(isa, &packed, 192, rows), product(isa, &unpacked, 192, rows));
                 let largest = expected.iter().fold(0.0f32, |a, b| a.max(b.abs()));
                 for (found, expected) in found.iter().zip(&expected) {
                     let error = (found - expected).abs() / largest;
@@ -336,12 +336,13 @@ fn every_code_of_packed_numbers_is_multiplied() {
             let byte = if codes == 16 { code as u8 * 0x11 } else { code as u8 };
             let mut block = vec![byte; storage.block_bytes()];
             block[..4].copy_from_slice(&0.375f32.to_le_bytes());
-            let mut value = [0.0; 32];
-            decode(&block, &mut value);
-            let matrix = matrix_of(storage, 32, WeightDtype::AsStored, |rows| block.repeat(rows));
+            let mut values = [0.0; 64];
+            decode(&block, &mut values);
+            let cols = storage.block_elements();
+            let matrix = matrix_of(storage, cols, WeightDtype::AsStored, |rows| block.repeat(rows));
             for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
                 for rows in [1, 2] {
-                    let (found, expected) = (product_of_ones(isa, &matrix, 32, rows), 32.0 * value[0]);
+                    let (found, expected) = (product_of_ones(isa, &matrix, cols, rows), cols as f32 * values[0]);
                     let bound = expected.abs() / 256.0 + 1e-9;
                     assert!(
                         found.iter().all(|x| (x - expected).abs() <= bound),

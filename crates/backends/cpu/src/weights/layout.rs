@@ -81,7 +81,7 @@ pub(crate) enum Numbers {
 pub(crate) enum PanelKind {
     /// Groups of integers.
     Quant(Codes, Scales),
-    /// Groups of floating-point numbers in fewer than 16 bits, each with an f32 scale. They are multiplied as bf16, or with AVX2
+    /// Groups of floating-point numbers in fewer than 16 bits, with an f32 scale each or for two of them. They are multiplied as bf16, or with AVX2
     /// as integers of 16 bits.
     Packed(Numbers),
     /// Pairs of inputs, sixteen rows each; inputs are padded to whole tiles of 32.
@@ -123,6 +123,15 @@ impl Codes {
             Self::Five => LINE,
             Self::Six => 2 * LINE,
         }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Codes {
+    /// Returns the largest number of cache lines that a group has on average, with its scales.
+    pub(crate) const fn lines(self) -> usize {
+        let scales = if matches!(self, Self::Eight) { Scales::Wide } else { Scales::Two };
+        (self.bytes() + self.upper_bytes() + scales.bytes()).div_ceil(LINE)
     }
 }
 
@@ -170,6 +179,20 @@ impl Numbers {
         match self {
             Self::F8 => GROUP * PANEL,
             Self::Nf4 | Self::Fp4 => GROUP * PANEL / 2,
+        }
+    }
+
+    /// Returns the number of cache lines that a group has on average, with its scales.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) const fn lines(self) -> usize {
+        (self.bytes() + 4 * PANEL / self.groups_of_scale()).div_ceil(LINE)
+    }
+
+    /// Returns the number of groups with the same scale.
+    const fn groups_of_scale(self) -> usize {
+        match self {
+            Self::F8 => 1,
+            Self::Nf4 | Self::Fp4 => StorageType::Nf4.block_elements() / GROUP,
         }
     }
 }
@@ -241,7 +264,7 @@ impl Layout {
             PanelKind::Packed(numbers) => {
                 let groups = cols / GROUP;
                 let scales = groups.checked_mul(numbers.bytes())?;
-                let bytes = lines(scales.checked_add(groups.checked_mul(4 * PANEL)?)?)?;
+                let bytes = lines(scales.checked_add((groups / numbers.groups_of_scale()).checked_mul(4 * PANEL)?)?)?;
                 Some(Self { kind, cols, uppers: scales, scales, supers: bytes, bytes })
             }
         }
@@ -273,8 +296,8 @@ impl Layout {
     }
 
     /// Returns the start of the scales of a group of packed numbers: sixteen f32.
-    pub(crate) fn number_scales_at(&self, group: usize) -> usize {
-        self.scales + group * 4 * PANEL
+    pub(crate) fn number_scales_at(&self, numbers: Numbers, group: usize) -> usize {
+        self.scales + group / numbers.groups_of_scale() * 4 * PANEL
     }
 
     /// Writes a group of packed numbers of one row: its scale, and its codes in order. For each pair of inputs, a panel has
@@ -282,7 +305,7 @@ impl Layout {
     /// sixteen bytes, and those of the others the high ones.
     pub(crate) fn put_numbers(&self, panel: &mut [u8], row: usize, index: usize, scale: [u8; 4], codes: &[u8; GROUP]) {
         let PanelKind::Packed(numbers) = self.kind else { unreachable!("only packed numbers have such groups") };
-        panel[self.number_scales_at(index) + 4 * row..][..4].copy_from_slice(&scale);
+        panel[self.number_scales_at(numbers, index) + 4 * row..][..4].copy_from_slice(&scale);
         let to = &mut panel[index * numbers.bytes()..][..numbers.bytes()];
         for (pair, codes) in codes.as_chunks::<2>().0.iter().enumerate() {
             match numbers {

@@ -199,8 +199,10 @@ fn put_numbers(layout: &Layout, numbers: Numbers, panel: &mut [u8], row: usize, 
             }
         }
         Numbers::Nf4 | Numbers::Fp4 => {
-            for (index, [a, b, c, d, codes @ ..]) in bytes.as_chunks::<20>().0.iter().enumerate() {
-                layout.put_numbers(panel, row, index, [*a, *b, *c, *d], &nibbles(codes));
+            for (index, [a, b, c, d, codes @ ..]) in bytes.as_chunks::<36>().0.iter().enumerate() {
+                for (half, codes) in codes.chunks_exact(GROUP / 2).enumerate() {
+                    layout.put_numbers(panel, row, 2 * index + half, [*a, *b, *c, *d], &nibbles(codes));
+                }
             }
         }
     }

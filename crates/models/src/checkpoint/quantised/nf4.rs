@@ -4,8 +4,11 @@ use octavo_ops::{FP4_VALUES, NF4_VALUES, StorageType, WeightError};
 use serde_json::Value;
 
 use super::Matrix;
-use super::integers::{BLOCK, nibbles};
+use super::integers::{BLOCK as HALF, nibbles};
 use super::tensors::{Bytes, Module, U8};
+
+/// Number of elements of a block of [`StorageType::Nf4`] or [`StorageType::Fp4`].
+const BLOCK: usize = StorageType::Nf4.block_elements();
 
 /// JSON with the shape and the sizes of blocks; the end of the name is the kind of codes.
 const STATES: [&str; 2] = ["weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4"];
@@ -53,7 +56,8 @@ pub(super) fn read(module: &Module<'_>, values: bool) -> Result<Matrix, WeightEr
         _ => {
             let blocks = codes.as_chunks::<BLOCK>().0.iter();
             let scales = blocks.clone().enumerate().map(|(at, _)| scales[at * BLOCK / block].to_le_bytes());
-            blocks.zip(scales).flat_map(|(codes, scale)| scale.into_iter().chain(nibbles(codes))).collect()
+            let block = |codes: &[u8; BLOCK]| codes.as_chunks::<HALF>().0.iter().flat_map(nibbles).collect::<Vec<_>>();
+            blocks.zip(scales).flat_map(|(codes, scale)| scale.into_iter().chain(block(codes))).collect()
         }
     };
     Ok(Matrix::Blocks { storage, rows, cols, bytes })

@@ -63,6 +63,7 @@ impl<C: ReadCodes, W: Way> Panel for Integers<'_, C, W> {
 
     const EMPTY: (W::Unpacked, Self::Scales) = (W::EMPTY, C::Scaling::EMPTY);
     const BLOCK: usize = C::Scaling::GROUPS;
+    const LINES: usize = C::CODES.lines();
 
     fn place(&self) -> Place<'_> {
         self.place

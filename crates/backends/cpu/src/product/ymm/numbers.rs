@@ -16,13 +16,13 @@ use super::{LANES, TileRows};
 use crate::rows::GROUP;
 use crate::weights::{Layout, Numbers, PANEL};
 
-/// Returns the scales of a group, each times `factor`, in the order of [`Stored`].
+/// Returns the scales of a group in the order of [`Stored`], for the integers of it.
 #[inline(always)]
-unsafe fn scales(place: Place<'_>, group: usize, factor: f32) -> [__m256; 2] {
+unsafe fn scales<S: Stored>(place: Place<'_>, group: usize) -> [__m256; 2] {
     // SAFETY: the caller guarantees that the panel has this group, and the instruction set.
     unsafe {
-        let (at, factor) =
-            (place.start.add(place.layout.number_scales_at(group)).cast::<f32>(), _mm256_set1_ps(factor));
+        let at = place.start.add(place.layout.number_scales_at(S::NUMBERS, group)).cast::<f32>();
+        let factor = _mm256_set1_ps(S::FACTOR);
         let first = _mm256_loadu2_m128(at.add(LANES), at);
         let second = _mm256_loadu2_m128(at.add(LANES + LANES / 2), at.add(LANES / 2));
         [_mm256_mul_ps(first, factor), _mm256_mul_ps(second, factor)]
@@ -73,6 +73,8 @@ const fn levels(values: &[f32; 16], factor: f32) -> Levels {
 /// Integers of a group of a stored panel. The first register of a pair has those of the rows 0 to 3 and 8 to 11, the second
 /// those of the other rows.
 trait Stored: Pairs {
+    const NUMBERS: Numbers;
+
     /// Size of the codes of a group in bytes.
     const BYTES: usize;
 
@@ -86,6 +88,7 @@ trait Stored: Pairs {
 
 /// Table of the values of a kind of numbers.
 trait Table {
+    const NUMBERS: Numbers;
     const LEVELS: &'static Levels;
 }
 
@@ -93,10 +96,12 @@ struct Nf4;
 struct Fp4;
 
 impl Table for Nf4 {
+    const NUMBERS: Numbers = Numbers::Nf4;
     const LEVELS: &'static Levels = &NF4;
 }
 
 impl Table for Fp4 {
+    const NUMBERS: Numbers = Numbers::Fp4;
     const LEVELS: &'static Levels = &FP4;
 }
 
@@ -109,6 +114,7 @@ struct Indices<T> {
 }
 
 impl<T: Table> Stored for Indices<T> {
+    const NUMBERS: Numbers = T::NUMBERS;
     const BYTES: usize = GROUP * PANEL / 2;
     const FACTOR: f32 = T::LEVELS.inverse;
 
@@ -123,7 +129,7 @@ impl<T: Table> Pairs for Indices<T> {
     const IN_NIBBLES: bool = false;
 
     #[inline(always)]
-    unsafe fn pair(&self, pair: Pair) -> [__m256i; 2] {
+    unsafe fn pair<const N: usize>(&self, pair: Pair) -> [__m256i; 2] {
         // SAFETY: the caller guarantees this.
         unsafe {
             let packed = _mm256_broadcastsi128_si256(_mm_loadu_si128(self.codes.add(pair.index * PANEL).cast()));
@@ -171,6 +177,7 @@ struct F8 {
 }
 
 impl Stored for F8 {
+    const NUMBERS: Numbers = Numbers::F8;
     const BYTES: usize = GROUP * PANEL;
     const FACTOR: f32 = FACTORS.inverse;
 
@@ -185,7 +192,7 @@ impl Pairs for F8 {
     const IN_NIBBLES: bool = false;
 
     #[inline(always)]
-    unsafe fn pair(&self, pair: Pair) -> [__m256i; 2] {
+    unsafe fn pair<const N: usize>(&self, pair: Pair) -> [__m256i; 2] {
         // SAFETY: the caller guarantees this.
         unsafe {
             let codes = _mm256_loadu_si256(self.codes.add(pair.index * 2 * PANEL).cast());
@@ -258,6 +265,7 @@ impl<S: Stored> Panel for NumberPanel<'_, S> {
 
     const EMPTY: (Unpacked, ()) = (Unpacked::EMPTY, ());
     const BLOCK: usize = usize::MAX;
+    const LINES: usize = S::NUMBERS.lines();
 
     fn place(&self) -> Place<'_> {
         self.place
@@ -270,7 +278,7 @@ impl<S: Stored> Panel for NumberPanel<'_, S> {
         // SAFETY: the caller guarantees this.
         unsafe {
             let pairs = S::new(self.place.start.add(group * S::BYTES));
-            NumberGroup { pairs, scales: scales(self.place, group, S::FACTOR) }
+            NumberGroup { pairs, scales: scales::<S>(self.place, group) }
         }
     }
 
@@ -279,7 +287,7 @@ impl<S: Stored> Panel for NumberPanel<'_, S> {
         // SAFETY: the caller guarantees this.
         unsafe {
             unpacked.fill(&S::new(self.place.start.add(group * S::BYTES)));
-            NumberGroup { pairs: &*unpacked, scales: scales(self.place, group, S::FACTOR) }
+            NumberGroup { pairs: &*unpacked, scales: scales::<S>(self.place, group) }
         }
     }
 }
@@ -296,7 +304,7 @@ impl<P: Pairs> Multiplied for NumberGroup<P> {
         // SAFETY: the caller guarantees this.
         unsafe {
             let sums = words::dots::<N, P>(&self.pairs, rows.all_codes(), 0..2);
-            rows.add_scaled(sums, self.scales, results);
+            rows.add_scaled([sums], [self.scales], results);
         }
     }
 }

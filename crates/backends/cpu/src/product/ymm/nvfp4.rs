@@ -5,10 +5,10 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::Order;
-use super::scaling::pair_scales;
+use super::scaling::{pair_factors, pair_scales};
 use super::tile::{Group, Multiplied, Panel, Place};
 use super::words::{self, Pair, Pairs, Unpacked};
+use super::{LANES, Order};
 use crate::memory::LINE;
 use crate::weights::{Codes, E2M1_CODES, E2M1_OFFSET, Layout, PANEL};
 
@@ -22,6 +22,10 @@ static VALUES: [u8; 16] = {
     }
     values
 };
+
+#[repr(align(32))]
+struct Register(#[expect(dead_code, reason = "it is read by its address")] [u16; 16]);
+static UPPER: Register = Register([0xff00; 16]);
 
 /// Makes up for the place of the values, which is the upper byte of a word.
 const INVERSE: f32 = 1.0 / 256.0;
@@ -44,32 +48,55 @@ impl<'a> PairPanel<'a> {
     }
 }
 
+/// Factors of the rows of a panel, for values in upper bytes.
+#[repr(align(32))]
+pub(super) struct Factors([[f32; LANES]; 2]);
+
+impl Factors {
+    /// # Safety
+    /// AVX2 must be available.
+    #[inline(always)]
+    unsafe fn load(&self) -> [__m256; 2] {
+        // SAFETY: the caller guarantees this; both are registers.
+        unsafe { [_mm256_load_ps(self.0[0].as_ptr()), _mm256_load_ps(self.0[1].as_ptr())] }
+    }
+}
+
 impl Panel for PairPanel<'_> {
     type Unpacked = Unpacked;
-    type Scales = ();
+    type Scales = Factors;
 
-    const EMPTY: (Unpacked, ()) = (Unpacked::EMPTY, ());
+    const EMPTY: (Unpacked, Factors) = (Unpacked::EMPTY, Factors([[0.0; LANES]; 2]));
     const BLOCK: usize = usize::MAX;
+    const LINES: usize = Codes::E2m1.lines();
 
     fn place(&self) -> Place<'_> {
         self.0
     }
 
-    unsafe fn read_scales(&self, _: Range<usize>, (): &mut ()) {}
+    #[inline(always)]
+    unsafe fn read_scales(&self, _: Range<usize>, factors: &mut Factors) {
+        // SAFETY: the caller guarantees this; both are registers.
+        unsafe {
+            for (factors, read) in factors.0.iter_mut().zip(pair_factors(self.0, INVERSE)) {
+                _mm256_store_ps(factors.as_mut_ptr(), read);
+            }
+        }
+    }
 
     #[inline(always)]
-    unsafe fn group(&self, group: usize, (): &()) -> impl Multiplied {
+    unsafe fn group(&self, group: usize, factors: &Factors) -> impl Multiplied {
         // SAFETY: the caller guarantees this.
-        let scales = unsafe { pair_scales(self.0, group, INVERSE) };
+        let scales = unsafe { pair_scales(self.0, group, factors.load()) };
         PairGroup { values: self.codes(group), scales }
     }
 
     #[inline(always)]
-    unsafe fn unpack(&self, group: usize, (): &(), unpacked: &mut Unpacked) -> impl Multiplied {
+    unsafe fn unpack(&self, group: usize, factors: &Factors, unpacked: &mut Unpacked) -> impl Multiplied {
         // SAFETY: the caller guarantees this.
         unsafe {
             unpacked.fill(&self.codes(group));
-            PairGroup { values: &*unpacked, scales: pair_scales(self.0, group, INVERSE) }
+            PairGroup { values: &*unpacked, scales: pair_scales(self.0, group, factors.load()) }
         }
     }
 }
@@ -81,10 +108,13 @@ impl Pairs for Values {
     const IN_NIBBLES: bool = true;
 
     #[inline(always)]
-    unsafe fn pair(&self, pair: Pair) -> [__m256i; 2] {
+    unsafe fn pair<const N: usize>(&self, pair: Pair) -> [__m256i; 2] {
         // SAFETY: the caller guarantees this; the table has sixteen bytes, and a line has two registers.
         unsafe {
             let values = _mm256_broadcastsi128_si256(_mm_loadu_si128(VALUES.as_ptr().cast()));
+            // The sums of many rows leave no register for the mask.
+            let upper = (&raw const UPPER).cast::<__m256i>();
+            let upper = if N > words::ROWS / 2 { upper.read_volatile() } else { upper.read() };
             let mut weights = [_mm256_setzero_si256(); 2];
             for (h, weights) in weights.iter_mut().enumerate() {
                 let packed = _mm256_loadu_si256(self.0.add(pair.line * LINE + h * LINE / 2).cast());
@@ -93,7 +123,7 @@ impl Pairs for Values {
                 let values = _mm256_shuffle_epi8(values, codes);
                 *weights = match pair.parity {
                     0 => _mm256_slli_epi16::<8>(values),
-                    _ => _mm256_and_si256(values, _mm256_set1_epi16(!0xff)),
+                    _ => _mm256_and_si256(values, upper),
                 };
             }
             weights
@@ -113,14 +143,13 @@ impl<P: Pairs> Multiplied for PairGroup<P> {
         // SAFETY: the caller guarantees this.
         unsafe {
             let codes = rows.all_codes();
-            if N <= words::ROWS / 2 {
-                let [first, second] = words::dots_of_halves::<N, P>(&self.values, codes);
-                rows.add_scaled(first, self.scales[0], results);
-                rows.add_scaled(second, self.scales[1], results);
+            let sums = if N <= words::ROWS / 2 {
+                words::dots_of_halves::<N, P>(&self.values, codes)
             } else {
-                rows.add_scaled(words::dots::<N, P>(&self.values, codes, 0..1), self.scales[0], results);
-                rows.add_scaled(words::dots::<N, P>(&self.values, codes, 1..2), self.scales[1], results);
-            }
+                let first = words::dots::<N, P>(&self.values, codes, 0..1);
+                [first, words::dots::<N, P>(&self.values, codes, 1..2)]
+            };
+            rows.add_scaled(sums, self.scales, results);
         }
     }
 }

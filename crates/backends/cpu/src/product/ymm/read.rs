@@ -71,6 +71,8 @@ pub(super) trait ReadCodes {
     /// The scales of these codes.
     type Scaling: Scaling;
 
+    const CODES: Codes;
+
     /// Offset of the codes if each half of a group has a scale.
     const OFFSET: i32 = 0;
 
@@ -92,25 +94,31 @@ pub(super) struct Eight;
 impl ReadCodes for Four {
     type Scaling = Whole;
 
+    const CODES: Codes = Codes::Four;
+
     #[inline(always)]
     unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> [__m256i; 2] {
         // SAFETY: the caller guarantees this.
-        unsafe { nibbles(panel.add(layout.codes_at(Codes::Four, group)), step) }
+        unsafe { nibbles(panel.add(layout.codes_at(Self::CODES, group)), step) }
     }
 }
 
 impl ReadCodes for E2m1 {
     type Scaling = Whole;
 
+    const CODES: Codes = Codes::E2m1;
+
     #[inline(always)]
     unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> [__m256i; 2] {
         // SAFETY: the caller guarantees this.
-        unsafe { looked_up(&E2M1_CODES, nibbles(panel.add(layout.codes_at(Codes::E2m1, group)), step)) }
+        unsafe { looked_up(&E2M1_CODES, nibbles(panel.add(layout.codes_at(Self::CODES, group)), step)) }
     }
 }
 
 impl ReadCodes for Nvfp4 {
     type Scaling = Numbers;
+
+    const CODES: Codes = Codes::E2m1;
 
     const OFFSET: i32 = E2M1_OFFSET as i32;
 
@@ -124,22 +132,26 @@ impl ReadCodes for Nvfp4 {
 impl ReadCodes for Iq4 {
     type Scaling = Whole;
 
+    const CODES: Codes = Codes::Iq4;
+
     #[inline(always)]
     unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> [__m256i; 2] {
         // SAFETY: the caller guarantees this.
-        unsafe { looked_up(&IQ4_CODES, nibbles(panel.add(layout.codes_at(Codes::Iq4, group)), step)) }
+        unsafe { looked_up(&IQ4_CODES, nibbles(panel.add(layout.codes_at(Self::CODES, group)), step)) }
     }
 }
 
 impl ReadCodes for Five {
     type Scaling = Whole;
 
+    const CODES: Codes = Codes::Five;
+
     #[inline(always)]
     unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> [__m256i; 2] {
         // SAFETY: the caller guarantees this.
         unsafe {
-            let [first, second] = nibbles(panel.add(layout.codes_at(Codes::Five, group)), step);
-            let uppers = panel.add(layout.uppers_at(Codes::Five, group));
+            let [first, second] = nibbles(panel.add(layout.codes_at(Self::CODES, group)), step);
+            let uppers = panel.add(layout.uppers_at(Self::CODES, group));
             [fifth(first, uppers, step, 0), fifth(second, uppers, step, 1)]
         }
     }
@@ -148,14 +160,16 @@ impl ReadCodes for Five {
 impl ReadCodes for Six {
     type Scaling = Factors;
 
+    const CODES: Codes = Codes::Six;
+
     const OFFSET: i32 = HALVES_OFFSET;
 
     #[inline(always)]
     unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> [__m256i; 2] {
         // SAFETY: the caller guarantees this.
         unsafe {
-            let [first, second] = nibbles(panel.add(layout.codes_at(Codes::Six, group)), step);
-            let uppers = panel.add(layout.uppers_at(Codes::Six, group));
+            let [first, second] = nibbles(panel.add(layout.codes_at(Self::CODES, group)), step);
+            let uppers = panel.add(layout.uppers_at(Self::CODES, group));
             [sixth(first, uppers, step, 0), sixth(second, uppers, step, 1)]
         }
     }
@@ -164,10 +178,12 @@ impl ReadCodes for Six {
 impl ReadCodes for Eight {
     type Scaling = Whole;
 
+    const CODES: Codes = Codes::Eight;
+
     #[inline(always)]
     unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> [__m256i; 2] {
         // SAFETY: the caller guarantees this.
-        unsafe { line(panel.add(layout.codes_at(Codes::Eight, group) + step * LINE)) }
+        unsafe { line(panel.add(layout.codes_at(Self::CODES, group) + step * LINE)) }
     }
 }
 
@@ -249,12 +265,15 @@ impl Ahead {
         Self { next: panel.wrapping_add(ahead), bytes }
     }
 
-    /// Prefetches the next part.
+    /// Prefetches the next part, which has so many lines: a constant, so that there is no loop.
     #[inline(always)]
-    pub(super) fn prefetch(&mut self) {
-        for at in (0..self.bytes).step_by(LINE) {
+    pub(super) fn prefetch(&mut self, lines: usize) {
+        if self.bytes == 0 {
+            return;
+        }
+        for line in 0..lines {
             // SAFETY: a prefetch is a hint and may have any address.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.next.wrapping_add(at).cast()) };
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.next.wrapping_add(line * LINE).cast()) };
         }
         self.next = self.next.wrapping_add(self.bytes);
     }

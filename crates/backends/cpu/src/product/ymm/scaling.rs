@@ -164,7 +164,7 @@ impl Scaling for Factors {
                     sums[h][r] = _mm256_add_epi32(sum, other);
                 }
             }
-            rows.add_scaled(sums, [halves(supers, 0), halves(supers, LANES)], results);
+            rows.add_scaled([sums], [[halves(supers, 0), halves(supers, LANES)]], results);
         }
     }
 }
@@ -186,9 +186,9 @@ impl Scaling for Numbers {
     ) {
         // SAFETY: the caller guarantees this.
         unsafe {
-            let scales = pair_scales(group.place, group.index, 1.0);
-            rows.add_scaled(dots_of_half::<0, N>(dots, rows, group.offset), scales[0], results);
-            rows.add_scaled(dots_of_half::<1, N>(dots, rows, group.offset), scales[1], results);
+            let scales = pair_scales(group.place, group.index, pair_factors(group.place, 1.0));
+            let first = dots_of_half::<0, N>(dots, rows, group.offset);
+            rows.add_scaled([first, dots_of_half::<1, N>(dots, rows, group.offset)], scales, results);
         }
     }
 }
@@ -213,38 +213,50 @@ unsafe fn dots_of_half<const HALF: usize, const N: usize>(
     }
 }
 
-/// Returns the scales of the halves of a group: e4m3 numbers times the factors of the rows, times `factor`.
+/// Returns the factors of the rows, times `factor`.
+///
+/// # Safety
+/// AVX2 must be available, and the panel must have [`Scales::Pair`].
+#[inline(always)]
+pub(super) unsafe fn pair_factors(place: Place<'_>, factor: f32) -> [__m256; 2] {
+    // SAFETY: the caller guarantees this.
+    unsafe {
+        let factors = place.start.add(place.layout.supers_at(Scales::Pair, 0)).cast::<f32>();
+        [_mm256_loadu_ps(factors), _mm256_loadu_ps(factors.add(LANES))]
+            .map(|factors| _mm256_mul_ps(factors, _mm256_set1_ps(factor)))
+    }
+}
+
+/// Returns the scales of the halves of a group: e4m3 numbers times the factors of the rows.
 ///
 /// # Safety
 /// AVX2 and F16C must be available, and the panel must have this group, with [`Scales::Pair`].
 #[inline(always)]
-pub(super) unsafe fn pair_scales(place: Place<'_>, index: usize, factor: f32) -> [[__m256; 2]; 2] {
-    let Place { start, layout } = place;
+pub(super) unsafe fn pair_scales(place: Place<'_>, index: usize, factors: [__m256; 2]) -> [[__m256; 2]; 2] {
     // SAFETY: the caller guarantees this.
     unsafe {
-        let at = start.add(layout.scales_at(Scales::Pair, index));
-        let factors = start.add(layout.supers_at(Scales::Pair, index)).cast::<f32>();
-        let factors = [_mm256_loadu_ps(factors), _mm256_loadu_ps(factors.add(LANES))];
-        let factors = factors.map(|factors| _mm256_mul_ps(factors, _mm256_set1_ps(factor)));
+        let at = place.start.add(place.layout.scales_at(Scales::Pair, index));
         let mut scales = [factors; 2];
         for (half, scales) in scales.iter_mut().enumerate() {
-            for (h, scale) in scales.iter_mut().enumerate() {
-                *scale = _mm256_mul_ps(small(at.add(half * PANEL + h * LANES)), *scale);
+            let numbers = small(at.add(half * PANEL));
+            for (scale, number) in scales.iter_mut().zip(numbers) {
+                *scale = _mm256_mul_ps(number, *scale);
             }
         }
         scales
     }
 }
 
-/// Reads eight e4m3 numbers, over [`E4M3_OVER_F16`](crate::weights::E4M3_OVER_F16).
+/// Reads sixteen e4m3 numbers, over [`E4M3_OVER_F16`](crate::weights::E4M3_OVER_F16).
 #[inline(always)]
-unsafe fn small(at: *const u8) -> __m256 {
+unsafe fn small(at: *const u8) -> [__m256; 2] {
     // SAFETY: the caller of `pair_scales` guarantees this.
     unsafe {
-        let codes = _mm_cvtepi8_epi16(_mm_loadl_epi64(at.cast()));
+        let codes = _mm256_cvtepi8_epi16(_mm_loadu_si128(at.cast()));
         // The sign is extended to the left of the exponent, and masked between.
-        let mask = _mm_set1_epi16(0xbf80_u16 as i16);
-        _mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16::<7>(codes), mask))
+        let mask = _mm256_set1_epi16(0xbf80_u16 as i16);
+        let numbers = _mm256_and_si256(_mm256_slli_epi16::<7>(codes), mask);
+        [_mm256_cvtph_ps(_mm256_castsi256_si128(numbers)), _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(numbers))]
     }
 }
 

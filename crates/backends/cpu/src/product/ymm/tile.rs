@@ -66,15 +66,16 @@ impl Group {
         unsafe { self.totals.add(row * self.groups).read() }
     }
 
-    /// Adds sums of products with the first rows, times the scales of both, to the results.
+    /// Adds sums of products with the first rows, times the scales of both, to the results: those of each part of the inputs that has
+    /// scales of its own, one after the other.
     ///
     /// # Safety
     /// AVX2 and FMA must be available, and there must be so many rows.
     #[inline(always)]
-    pub(super) unsafe fn add_scaled<const N: usize>(
+    pub(super) unsafe fn add_scaled<const N: usize, const PARTS: usize>(
         self,
-        sums: [[__m256i; N]; 2],
-        scales: [__m256; 2],
+        sums: [[[__m256i; N]; 2]; PARTS],
+        scales: [[__m256; 2]; PARTS],
         results: &mut [[f32; PANEL]; N],
     ) {
         for (r, result) in results.iter_mut().enumerate() {
@@ -82,10 +83,13 @@ impl Group {
             unsafe {
                 let own = _mm256_set1_ps(self.scale(r));
                 for h in 0..2 {
-                    let result = result.as_mut_ptr().add(h * LANES);
-                    let scale = _mm256_mul_ps(scales[h], own);
-                    let sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[h][r]), scale, _mm256_loadu_ps(result));
-                    _mm256_storeu_ps(result, sum);
+                    let at = result.as_mut_ptr().add(h * LANES);
+                    let mut result = _mm256_loadu_ps(at);
+                    for (sums, scales) in sums.iter().zip(&scales) {
+                        let scale = _mm256_mul_ps(scales[h], own);
+                        result = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[h][r]), scale, result);
+                    }
+                    _mm256_storeu_ps(at, result);
                 }
             }
         }
@@ -142,6 +146,9 @@ pub(super) trait Panel {
 
     /// Number of groups whose scales are read at once.
     const BLOCK: usize;
+
+    /// Number of cache lines to prefetch for a group.
+    const LINES: usize;
 
     const EMPTY: (Self::Unpacked, Self::Scales);
 
@@ -220,7 +227,7 @@ unsafe fn multiply_few<P: Panel, const N: usize>(
         unsafe {
             panel.read_scales(groups.clone(), &mut scales);
             for index in groups {
-                ahead.prefetch();
+                ahead.prefetch(P::LINES);
                 panel.group(index, &scales).add(rows.group(index), results);
             }
         }
@@ -241,7 +248,7 @@ unsafe fn multiply_many<P: Panel, const ROWS: usize>(
         unsafe {
             panel.read_scales(groups.clone(), &mut scales);
             for index in groups {
-                ahead.prefetch();
+                ahead.prefetch(P::LINES);
                 let group = panel.unpack(index, &scales, &mut unpacked);
                 multiply_group::<ROWS>(&group, rows.group(index), results);
             }

@@ -22,9 +22,11 @@ pub(super) trait Pairs {
     /// Whether the halves of a group are in nibbles of the same bytes, which are therefore read together.
     const IN_NIBBLES: bool;
 
+    /// Returns the weights of a pair, which `N` rows are multiplied with.
+    ///
     /// # Safety
     /// AVX2 must be available.
-    unsafe fn pair(&self, pair: Pair) -> [__m256i; 2];
+    unsafe fn pair<const N: usize>(&self, pair: Pair) -> [__m256i; 2];
 }
 
 /// Two inputs of a group.
@@ -55,25 +57,38 @@ impl Pair {
     }
 }
 
-/// Runs a piece of code for each pair of some halves. The compiler knows half and parity of a pair of nibbles, so that these are
-/// read without branches. If it knew the number of lines or pairs, it would unroll the loop and keep sums in memory.
+/// Returns the end of a loop over the inputs of some rows, which the compiler unrolls if it knows it. With several rows it would
+/// keep sums in memory.
+#[inline(always)]
+fn end<const N: usize>(end: usize) -> usize {
+    if N > 1 { black_box(end) } else { end }
+}
+
+/// Runs a piece of code for each pair of some halves, with the sums of `$rows` rows. The compiler knows half and parity of a pair of
+/// nibbles, so that these are read without branches. It also knows the first pair of nibbles of a half: `$begins` is true for it,
+/// and its products need not be added to zero.
 macro_rules! for_each_pair {
-    ($weights:ty, $halves:expr, |$pair:ident| $run:block) => {
+    ($weights:ty, $rows:expr, $halves:expr, |$pair:ident, $begins:ident| $run:block) => {
         if <$weights>::IN_NIBBLES {
-            for line in 0..black_box(Pair::LINES) {
-                assert_unchecked(line < Pair::LINES);
-                for half in $halves {
-                    for parity in 0..2 {
-                        let $pair = Pair::new(half, line, parity);
-                        $run
+            macro_rules! line {
+                ($line:expr) => {
+                    for half in $halves {
+                        for parity in 0..2 {
+                            let ($pair, $begins) = (Pair::new(half, $line, parity), $line == 0 && parity == 0);
+                            $run
+                        }
                     }
-                }
+                };
+            }
+            line!(0);
+            for line in 1..end::<{ $rows }>(Pair::LINES) {
+                assert_unchecked(line > 0 && line < Pair::LINES);
+                line!(line);
             }
         } else {
-            let pairs = $halves.start * PAIRS / 2..black_box($halves.end * PAIRS / 2);
-            for index in pairs {
+            for index in $halves.start * PAIRS / 2..end::<{ $rows }>($halves.end * PAIRS / 2) {
                 assert_unchecked(index < PAIRS);
-                let $pair = Pair::at(index);
+                let ($pair, $begins) = (Pair::at(index), false);
                 $run
             }
         }
@@ -93,12 +108,14 @@ pub(super) unsafe fn dots<const N: usize, P: Pairs>(
     // SAFETY: the caller guarantees this.
     unsafe {
         let mut dots = [[_mm256_setzero_si256(); N]; 2];
-        for_each_pair!(P, halves.clone(), |pair| {
-            let weights = weights.pair(pair);
+        for_each_pair!(P, N, halves.clone(), |pair, begins| {
+            let weights = weights.pair::<N>(pair);
             for r in 0..N {
                 let both = four(rows[r], pair.index);
                 for h in 0..2 {
-                    dots[h][r] = _mm256_add_epi32(dots[h][r], _mm256_madd_epi16(weights[h], both));
+                    let products = _mm256_madd_epi16(weights[h], both);
+                    let begins = begins && pair.half == halves.start;
+                    dots[h][r] = if begins { products } else { _mm256_add_epi32(dots[h][r], products) };
                 }
             }
         });
@@ -118,13 +135,13 @@ pub(super) unsafe fn dots_of_halves<const N: usize, P: Pairs>(
     // SAFETY: the caller guarantees this.
     unsafe {
         let mut dots = [[[_mm256_setzero_si256(); N]; 2]; 2];
-        for_each_pair!(P, 0..2, |pair| {
-            let weights = weights.pair(pair);
+        for_each_pair!(P, N, 0..2, |pair, begins| {
+            let weights = weights.pair::<N>(pair);
             for r in 0..N {
                 let both = four(rows[r], pair.index);
                 for h in 0..2 {
-                    let sum = &mut dots[pair.half][h][r];
-                    *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(weights[h], both));
+                    let (sum, products) = (&mut dots[pair.half][h][r], _mm256_madd_epi16(weights[h], both));
+                    *sum = if begins { products } else { _mm256_add_epi32(*sum, products) };
                 }
             }
         });
@@ -145,8 +162,8 @@ impl Unpacked {
     pub(super) unsafe fn fill<P: Pairs>(&mut self, weights: &P) {
         // SAFETY: the caller guarantees this; both are registers.
         unsafe {
-            for_each_pair!(P, 0..2, |pair| {
-                let ([first, second], [low, high]) = (&mut self.0[pair.index], weights.pair(pair));
+            for_each_pair!(P, ROWS, 0..2, |pair, _begins| {
+                let ([first, second], [low, high]) = (&mut self.0[pair.index], weights.pair::<1>(pair));
                 _mm256_store_si256(first.as_mut_ptr().cast(), low);
                 _mm256_store_si256(second.as_mut_ptr().cast(), high);
             });
@@ -158,7 +175,7 @@ impl Pairs for &Unpacked {
     const IN_NIBBLES: bool = false;
 
     #[inline(always)]
-    unsafe fn pair(&self, pair: Pair) -> [__m256i; 2] {
+    unsafe fn pair<const N: usize>(&self, pair: Pair) -> [__m256i; 2] {
         // SAFETY: the caller guarantees this.
         unsafe {
             let [first, second] = &self.0[pair.index];
@@ -213,7 +230,7 @@ impl<S: Steps> Pairs for Widened<S> {
     const IN_NIBBLES: bool = true;
 
     #[inline(always)]
-    unsafe fn pair(&self, pair: Pair) -> [__m256i; 2] {
+    unsafe fn pair<const N: usize>(&self, pair: Pair) -> [__m256i; 2] {
         // SAFETY: the caller guarantees this; an order is a register.
         unsafe {
             let [first, second] = self.0.step(pair.half * Pair::LINES + pair.line);
