@@ -450,7 +450,7 @@ fn check_few_rows(format: QuantFormat, dtype: Dtype, out: Dtype, rng: &mut TestR
     let kernels = Kernels::new(&instances);
     for (rows, instance) in rows.into_iter().zip(&instances) {
         let m = rows as usize - rng.below((rows as usize).div_ceil(2));
-        let (n, k) = (1 + rng.below(40), 32 * (1 + rng.below(40)));
+        let (n, k) = (1 + rng.below(40), format.block_elements() * (1 + rng.below(40)));
         let weight = Weight::draw(rng, format, n, k);
         let input = uniform(dtype, m * k, 2.0, rng);
         let bias: Vec<f32> = (0..n).map(|_| rng.signed()).collect();

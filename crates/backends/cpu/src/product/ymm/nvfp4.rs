@@ -23,9 +23,10 @@ static VALUES: [u8; 16] = {
     values
 };
 
+/// Mask of the upper bytes of words: a register.
 #[repr(align(32))]
-struct Register(#[expect(dead_code, reason = "it is read by its address")] [u16; 16]);
-static UPPER: Register = Register([0xff00; 16]);
+struct Mask(#[expect(dead_code, reason = "it is read by its address")] [u16; 2 * LANES]);
+static UPPER: Mask = Mask([0xff00; 2 * LANES]);
 
 /// Makes up for the place of the values, which is the upper byte of a word.
 const INVERSE: f32 = 1.0 / 256.0;
