@@ -249,6 +249,16 @@ DEVICE void gather_rows(const GatherRowsParams& p) {
     }
 }
 
+// Grid: (rows, parts of a row).
+template <class T>
+DEVICE void gather_columns(const GatherColumnsParams& p) {
+    const u64 start = (u64)blockIdx.x * p.cols;
+    const T* input = (const T*)p.input + start;
+    T* out = (T*)p.out + start;
+    for (u32 c = blockIdx.y * blockDim.x + threadIdx.x; c < p.cols; c += gridDim.y * blockDim.x)
+        out[c] = input[(u32)p.column_index[c]];
+}
+
 // ------------------------------------------------------------------------------------------- reduction
 
 enum Pool { FIRST, MEAN };

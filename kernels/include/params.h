@@ -102,6 +102,14 @@ struct GatherRowsParams {
     u32 cols;
 };
 
+struct GatherColumnsParams {
+    void* out;                  // T [rows, cols]
+    const void* input;          // T [rows, cols]; not out
+    const float* column_index;  // [cols]: whole numbers below cols
+    u32 rows;
+    u32 cols;
+};
+
 struct PoolRowsParams {
     void* out;             // T [count, cols]
     const void* input;     // T [., cols]

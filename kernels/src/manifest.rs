@@ -30,8 +30,8 @@ pub use linear::{
 };
 pub use lora::{lora_expand, lora_expand_table, lora_pairs, lora_shrink};
 pub use rows::{
-    Activation, NormMean, Pool, act, copy_blocks, embed, embed_add, gather_rows, glu, glu_codes, norm, norm_codes,
-    pool_rows, table_runs,
+    Activation, NormMean, Pool, act, copy_blocks, embed, embed_add, gather_columns, gather_rows, glu, glu_codes, norm,
+    norm_codes, pool_rows, table_runs,
 };
 pub use sampling::{sampling_adjust, sampling_draw, sampling_rank, sampling_report, sampling_scan, sampling_weigh};
 

@@ -32,8 +32,8 @@ pub use lora::{
     LoraPairsParams, LoraParams, LoraPart, lora_splits,
 };
 pub use rows::{
-    ActParams, CopyBlocksParams, EmbedParams, GatherRowsParams, GluCodesParams, GluParams, MAX_NORM_COLS,
-    NormCodesParams, NormParams, PoolRowsParams, TableRunsParams,
+    ActParams, CopyBlocksParams, EmbedParams, GatherColumnsParams, GatherRowsParams, GluCodesParams, GluParams,
+    MAX_NORM_COLS, NormCodesParams, NormParams, PoolRowsParams, TableRunsParams,
 };
 pub use sampling::{
     SAMPLING_ADJUST, SAMPLING_BINS, SAMPLING_LIST, SAMPLING_LOGPROBS, SAMPLING_MAX_TOP, SAMPLING_MIN_SEGMENT,

@@ -308,6 +308,7 @@ impl Report<'_> {
             Op::ExpertSum(s) if s.add == Some(s.out) => format!("{} → += {}", b(&s.input), b(&s.out)),
             Op::ExpertSum(s) => format!("{} → {}", b(&s.input), b(&s.out)),
             Op::GatherRows { input, out } => format!("{} → {}", b(input), b(out)),
+            Op::GatherColumns(g) => format!("{} → {}", b(&g.input), b(&g.out)),
             Op::PoolRows(p) => format!("{} → {}", b(&p.input), b(&p.out)),
             Op::Logits(l) => format!("{} → {}", b(&l.input), b(&l.out)),
             Op::Sample { logits } => format!("{} → ids[R]", b(logits)),
@@ -326,6 +327,7 @@ fn weights_of(op: &Op) -> Vec<WeightId> {
         Op::LatentPost(p) => vec![p.norm],
         Op::Logits(l) => vec![l.weight],
         Op::EmbedTaps(e) => vec![e.table],
+        Op::GatherColumns(g) => vec![g.order],
         Op::Route(r) => [Some(r.weight), r.bias, r.correction].into_iter().flatten().collect(),
         Op::ExpertLinear(l) => std::iter::once(l.weight).chain(l.bias).collect(),
         Op::Patches { .. }

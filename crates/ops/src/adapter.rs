@@ -114,7 +114,12 @@ impl Program {
     fn lora(&mut self, op: &Op) -> Option<Lora> {
         let (site, input, scale, out) = match op {
             Op::Linear(Linear { weight, input, scale, out, .. }) => {
-                (Site { weight: *weight, kind: SiteKind::Linear }, LoraInput::Rows(*input), *scale, *out)
+                // The matrices of adapters have their columns in the order of the model's inputs.
+                let input = match self.ops.last() {
+                    Some(Op::GatherColumns(gather)) if gather.out == *input => gather.input,
+                    _ => *input,
+                };
+                (Site { weight: *weight, kind: SiteKind::Linear }, LoraInput::Rows(input), *scale, *out)
             }
             Op::Logits(Logits { weight, input, scale, softcap: None, out }) => {
                 (Site { weight: *weight, kind: SiteKind::Head }, LoraInput::Rows(*input), *scale, *out)

@@ -312,6 +312,11 @@ impl Pricer<'_> {
                 let written_bytes = self.activations(&[*out]);
                 Cost { activation_bytes: 2 * written_bytes, written_bytes, ..Cost::default() }
             }
+            Op::GatherColumns(gather) => {
+                let written_bytes = self.activations(&[gather.out]);
+                let weight_bytes = self.vectors(Some(gather.order).filter(|_| self.rows(gather.out) > 0));
+                Cost { weight_bytes, activation_bytes: 2 * written_bytes, written_bytes, ..Cost::default() }
+            }
             Op::PoolRows(pool) => self.pool_rows(pool),
             Op::Logits(logits) => self.logits(logits),
             Op::Sample { logits } => Cost { activation_bytes: 4 * self.elements(*logits), ..Cost::default() },

@@ -9,6 +9,7 @@
 mod adapter;
 mod backend;
 mod batch;
+mod columns;
 pub mod cost;
 pub mod datasheet;
 pub mod dummy;
@@ -28,6 +29,7 @@ pub use backend::{
     Backend, DeviceProfile, TensorData, WeightSource, check_adapter, check_block_size, check_encoder, check_sites,
 };
 pub use batch::{BlockTables, InjectedRow, Limits, SequenceTables, StepBatch, TableRevision};
+pub use columns::GatherColumns;
 pub use encode::{Channel, EncodeBatch, TAPS, Tap};
 pub use error::{BackendError, ProgramError, WeightError};
 pub use experts::{

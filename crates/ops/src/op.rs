@@ -3,6 +3,7 @@
 //! activations are row-major `[rows, cols]`.
 
 use crate::adapter::{Lora, LoraInput};
+use crate::columns::GatherColumns;
 use crate::experts::{ExpertLinear, ExpertSum, GateRows, Route};
 use crate::latent::{HeadLinear, LatentPost};
 use crate::program::{BufferId, HeadShape, WeightId};
@@ -68,6 +69,8 @@ pub enum Op {
         /// Output `[R,H]` or `[E,H]`.
         out: BufferId,
     },
+    /// Columns in another order, see [`GatherColumns`].
+    GatherColumns(GatherColumns),
     /// Reduction of the rows of a sequence to one, see [`PoolRows`].
     PoolRows(PoolRows),
     /// The language-model head, see [`Logits`].
@@ -105,6 +108,7 @@ impl Op {
             Op::StoreRows { .. } => "StoreRows",
             Op::InjectRows(_) => "InjectRows",
             Op::GatherRows { .. } => "GatherRows",
+            Op::GatherColumns(_) => "GatherColumns",
             Op::PoolRows(_) => "PoolRows",
             Op::Logits(_) => "Logits",
             Op::Sample { .. } => "Sample",
@@ -144,6 +148,7 @@ impl Op {
             Self::ExpertSum(op) => [op.input, op.routing].into_iter().chain(op.add).collect(),
             Self::MergeRows(op) => vec![op.input],
             Self::GatherRows { input, .. } | Self::StoreRows { input, .. } => vec![*input],
+            Self::GatherColumns(op) => vec![op.input],
             Self::InjectRows(op) => vec![op.out],
             Self::Logits(op) => vec![op.input],
             Self::Sample { logits } => vec![*logits],
@@ -154,6 +159,7 @@ impl Op {
     pub fn outputs(&self) -> Vec<BufferId> {
         match self {
             Self::Patches { out } | Self::GatherRows { out, .. } => vec![*out],
+            Self::GatherColumns(op) => vec![op.out],
             Self::MergeRows(op) => vec![op.out],
             Self::Embed(op) => vec![op.out],
             Self::PoolRows(op) => vec![op.out],

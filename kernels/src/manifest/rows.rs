@@ -1,9 +1,9 @@
-//! Instances for single rows: `Embed`, `Norm`, `Glu`, `Act`, `GatherRows`, `PoolRows`, and the copy of KV blocks.
+//! Instances for single rows: `Embed`, `Norm`, `Glu`, `Act`, `GatherRows`, `GatherColumns`, `PoolRows`, and the copy of KV blocks.
 
 use super::{Chip, Dtype, Instance};
 use crate::params::{
-    ActParams, CopyBlocksParams, EmbedParams, GatherRowsParams, GluCodesParams, GluParams, MAX_NORM_COLS,
-    NormCodesParams, NormParams, Params, PoolRowsParams, TableRunsParams,
+    ActParams, CopyBlocksParams, EmbedParams, GatherColumnsParams, GatherRowsParams, GluCodesParams, GluParams,
+    MAX_NORM_COLS, NormCodesParams, NormParams, Params, PoolRowsParams, TableRunsParams,
 };
 use crate::sources;
 
@@ -130,6 +130,11 @@ pub fn gather_rows(dtype: Dtype) -> Instance {
     instance::<GatherRowsParams>("gather_rows", dtype, "", 128)
 }
 
+/// Returns the instance that gathers columns by index.
+pub fn gather_columns(dtype: Dtype) -> Instance {
+    instance::<GatherColumnsParams>("gather_columns", dtype, "", 128)
+}
+
 /// Returns the instance that reduces rows to one.
 pub fn pool_rows(dtype: Dtype, pool: Pool) -> Instance {
     instance::<PoolRowsParams>("pool_rows", dtype, pool.c_name(), 64)
@@ -148,7 +153,7 @@ pub fn table_runs() -> Instance {
 pub(super) fn all(chip: Chip) -> Vec<Instance> {
     let mut instances = vec![copy_blocks(), table_runs()];
     for dtype in Dtype::ALL.into_iter().filter(|&d| chip.has(d)) {
-        instances.extend([embed(dtype), embed_add(dtype), gather_rows(dtype)]);
+        instances.extend([embed(dtype), embed_add(dtype), gather_rows(dtype), gather_columns(dtype)]);
         instances.extend(Pool::ALL.map(|pool| pool_rows(dtype, pool)));
         instances.extend(NormMean::ALL.into_iter().flat_map(|mean| [norm(dtype, mean), norm_codes(dtype, mean)]));
         instances.extend(Activation::GATED.into_iter().flat_map(|gate| [glu(dtype, gate), glu_codes(dtype, gate)]));

@@ -114,6 +114,20 @@ params! {
         cols: u32,
     }
 
+    /// Copies `out[., j] = input[., column_index[j]]` bit for bit. Grid: [`GatherColumnsParams::grid`].
+    GatherColumnsParams {
+        /// T `[rows, cols]`.
+        out: DevicePtr,
+        /// T `[rows, cols]`, other memory than `out`.
+        input: DevicePtr,
+        /// f32 `[cols]`: whole numbers below `cols`.
+        column_index: DevicePtr,
+        /// Number of rows.
+        rows: u32,
+        /// Number of columns.
+        cols: u32,
+    }
+
     /// Reduces rows to one: `out[e]` is the first of the rows `row_index[e] + 1 − lens[e] ..= row_index[e]`, or their
     /// mean, summed in f32 in their order. Grid: [`PoolRowsParams::grid`].
     PoolRowsParams {
@@ -188,6 +202,13 @@ fn row_parts(rows: u32, cols: u32, threads: u32) -> [u32; 3] {
 }
 
 impl GluParams {
+    /// Returns the grid of the launch with `threads` threads per CTA.
+    pub fn grid(&self, threads: u32) -> [u32; 3] {
+        row_parts(self.rows, self.cols, threads)
+    }
+}
+
+impl GatherColumnsParams {
     /// Returns the grid of the launch with `threads` threads per CTA.
     pub fn grid(&self, threads: u32) -> [u32; 3] {
         row_parts(self.rows, self.cols, threads)

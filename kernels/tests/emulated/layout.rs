@@ -6,11 +6,11 @@ use octavo_kernels::emulation::Order;
 use octavo_kernels::manifest::{Chips, Instance};
 use octavo_kernels::params::{
     ActParams, AttentionParams, CopyBlocksParams, DequantizeParams, EmbedParams, EmbedTapsParams, ExpertLinearParams,
-    ExpertSumParams, FillParams, FusedDecodeParams, FusedLinearParams, GateRowsParams, GatherRowsParams,
-    GluCodesParams, GluParams, LatentPostParams, LinearParams, LoraPairsParams, LoraParams, LoraPart, MediaRowsParams,
-    NormCodesParams, NormParams, PagedDecodeParams, Params, PatchesParams, PoolRowsParams, QkvPostParams,
-    QuantGluParams, QuantLinearParams, QuantPairParams, QuantWeight, QuantizeParams, RoundedRows, RouteParams,
-    SamplingParams, SamplingRow, SamplingState, SkinnyLinearParams, SkinnyQuantParams, SortExpertsParams,
+    ExpertSumParams, FillParams, FusedDecodeParams, FusedLinearParams, GateRowsParams, GatherColumnsParams,
+    GatherRowsParams, GluCodesParams, GluParams, LatentPostParams, LinearParams, LoraPairsParams, LoraParams, LoraPart,
+    MediaRowsParams, NormCodesParams, NormParams, PagedDecodeParams, Params, PatchesParams, PoolRowsParams,
+    QkvPostParams, QuantGluParams, QuantLinearParams, QuantPairParams, QuantWeight, QuantizeParams, RoundedRows,
+    RouteParams, SamplingParams, SamplingRow, SamplingState, SkinnyLinearParams, SkinnyQuantParams, SortExpertsParams,
     TableRunsParams,
 };
 use octavo_kernels::sources::Source;
@@ -42,6 +42,7 @@ fn structs_lie_as_in_c() {
     check(layout::<GluCodesParams>);
     check(layout::<ActParams>);
     check(layout::<GatherRowsParams>);
+    check(layout::<GatherColumnsParams>);
     check(layout::<PoolRowsParams>);
     check(layout::<TableRunsParams>);
     check(layout::<CopyBlocksParams>);

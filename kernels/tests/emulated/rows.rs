@@ -5,7 +5,8 @@ use std::sync::LazyLock;
 use octavo_kernels::emulation::Order;
 use octavo_kernels::manifest::{self, Activation, Dtype, NormMean, Pool};
 use octavo_kernels::params::{
-    ActParams, CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, NormParams, PoolRowsParams, TableRunsParams,
+    ActParams, CopyBlocksParams, EmbedParams, GatherColumnsParams, GatherRowsParams, GluParams, NormParams,
+    PoolRowsParams, TableRunsParams,
 };
 use octavo_ops::testing::{TestRng, erf};
 
@@ -20,6 +21,7 @@ static KERNELS: LazyLock<Kernels> = LazyLock::new(|| {
     let mut instances = vec![manifest::copy_blocks(), manifest::table_runs()];
     for dtype in dtypes() {
         instances.extend([manifest::embed(dtype), manifest::embed_add(dtype), manifest::gather_rows(dtype)]);
+        instances.push(manifest::gather_columns(dtype));
         instances.extend([Pool::First, Pool::Mean].map(|pool| manifest::pool_rows(dtype, pool)));
         instances.extend([NormMean::Rms, NormMean::Layer].map(|mean| manifest::norm(dtype, mean)));
         instances.extend(GATED.map(|kind| manifest::glu(dtype, kind)));
@@ -241,6 +243,30 @@ fn check_gather(dtype: Dtype, rng: &mut TestRng) {
     }
 }
 
+fn check_gather_columns(dtype: Dtype, rng: &mut TestRng) {
+    let (rows, cols) = (1 + rng.below(4), pick(rng, &COLS));
+    let input = Array::random(dtype, rows * cols, rng);
+    let columns: Vec<usize> = (0..cols).map(|_| rng.below(cols)).collect();
+    let column_index: Vec<f32> = columns.iter().map(|&column| column as f32).collect();
+    let out = in_every_order(|order| {
+        let mut out = Array::poisoned(dtype, rows * cols);
+        let params = GatherColumnsParams {
+            out: out.ptr_mut(),
+            input: input.ptr(),
+            column_index: address(&column_index),
+            rows: rows as u32,
+            cols: cols as u32,
+        };
+        let instance = manifest::gather_columns(dtype);
+        launch(&KERNELS, order, &instance, params.grid(instance.threads), &params);
+        out
+    });
+    for at in 0..rows * cols {
+        let from = at / cols * cols + columns[at % cols];
+        assert!(out.bits(at..at + 1) == input.bits(from..from + 1), "element {at}");
+    }
+}
+
 pub(crate) fn check_pool(dtype: Dtype, pool: Pool, rng: &mut TestRng) {
     let (rows, count, cols) = (1 + rng.below(40), 1 + rng.below(4), pick(rng, &COLS));
     let ranges: Vec<_> = (0..count)
@@ -347,6 +373,7 @@ fn check_all(cases: u64) {
             GATED.into_iter().for_each(|kind| check_glu(dtype, kind, rng));
             ACTIVATIONS.into_iter().for_each(|kind| check_act(dtype, kind, rng));
             check_gather(dtype, rng);
+            check_gather_columns(dtype, rng);
             [Pool::First, Pool::Mean].into_iter().for_each(|pool| check_pool(dtype, pool, rng));
         }
         check_copy_blocks(rng);

@@ -49,12 +49,17 @@ fn digest(release: &Release, chip: Chip, source: Source, instances: &[Instance])
     hash(parts)
 }
 
-/// Returns whether a program is to be compiled.
-pub(crate) fn is_wanted(release: &Release, chip: Chip, source: Source, instances: &[Instance]) -> bool {
+/// Returns whether a program is to be compiled, of which the digests of the last checks are known.
+pub(crate) fn is_wanted(
+    release: &Release,
+    known: &Table<String>,
+    chip: Chip,
+    source: Source,
+    instances: &[Instance],
+) -> bool {
     if std::env::var_os("OCTAVO_ALL_KERNELS").is_some_and(|value| value == "1") {
         return true;
     }
-    let known: Table<String> = release.checked.read();
     let known = known.get(&chip.arch()).and_then(|of_chip| of_chip.get(name(source)));
     known != Some(&digest(release, chip, source, instances))
 }

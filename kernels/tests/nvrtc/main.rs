@@ -98,11 +98,12 @@ impl Release {
             for chip in Chip::CHECKED {
                 assert_eq!(nvrtc.supports(chip), !self.lacks.contains(&chip), "{}", chip.arch());
             }
+            let known = self.checked.read();
             for chip in self.chips() {
                 let instances = manifest::all(chip);
                 for source in manifest::sources(&instances) {
                     let own: Vec<_> = instances.iter().filter(|i| i.source == source).cloned().collect();
-                    if checked::is_wanted(self, chip, source, &own) {
+                    if checked::is_wanted(self, &known, chip, source, &own) {
                         jobs.push((Target::Code(chip), source, own));
                     }
                 }

@@ -244,6 +244,15 @@ impl Forward<'_> {
                         out.prepare(self.isa, out.span(row));
                     });
                 }
+                Stage::GatherColumns { order, input, out } => {
+                    let (count, input, out) = (self.count(*out), scratch.rows[input.0], scratch.rows[out.0]);
+                    worker.share(count, |row| {
+                        let source = input.read(input.span(row));
+                        let columns = out.write(out.span(row)).iter_mut().zip(order);
+                        columns.for_each(|(to, &column)| *to = source[column]);
+                        out.prepare(self.isa, out.span(row));
+                    });
+                }
                 Stage::Pool(op) => self.pool(op, worker, scratch),
                 Stage::Prepare(buffer) => {
                     let rows = scratch.rows[buffer.0];

@@ -26,6 +26,7 @@ fn weight_forms(program: &Program) -> Vec<WeightForm> {
         let vectors = match op {
             Op::Norm(op) => vec![Some(op.weight), op.bias],
             Op::Linear(op) => vec![op.bias],
+            Op::GatherColumns(op) => vec![Some(op.order)],
             Op::QkvPost(op) => op.norm.iter().flat_map(|norm| [Some(norm.q), Some(norm.k)]).collect(),
             Op::HeadLinear(op) => {
                 set(op.weight, WeightForm::Experts(op.heads));

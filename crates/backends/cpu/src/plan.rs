@@ -52,6 +52,12 @@ pub(crate) enum Stage {
         input: BufferId,
         out: BufferId,
     },
+    GatherColumns {
+        /// Input column of each output column.
+        order: Vec<usize>,
+        input: BufferId,
+        out: BufferId,
+    },
     Pool(PoolRows),
     /// Converts a buffer written by a product or by attention to its other representations.
     Prepare(BufferId),
@@ -247,6 +253,13 @@ impl Planner<'_> {
             Op::StoreRows { input, column } => Stage::Store { input: *input, column: *column },
             Op::InjectRows(op) => Stage::Inject(op.clone()),
             Op::GatherRows { input, out } => Stage::Gather { input: *input, out: *out },
+            Op::GatherColumns(op) => {
+                let order: Vec<_> = self.vector(op.order, false).iter().map(|&column| column as usize).collect();
+                if order.iter().any(|&column| column >= self.program.buffers[op.input.0].cols) {
+                    return Err(unsupported("an order of columns that has more than the input"));
+                }
+                Stage::GatherColumns { order, input: op.input, out: op.out }
+            }
             Op::PoolRows(op) => Stage::Pool(op.clone()),
             Op::Sample { .. } => return Err(unsupported("sampling inside the forward pass")),
         })
@@ -441,6 +454,7 @@ impl Planner<'_> {
                 | Op::GateRows(_)
                 | Op::MergeRows(_)
                 | Op::GatherRows { .. }
+                | Op::GatherColumns(_)
                 | Op::PoolRows(_) => true,
                 Op::Norm(norm) => written == norm.out,
                 Op::PagedAttention(op) => prepares_by_head(op.heads),

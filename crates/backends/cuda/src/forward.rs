@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use octavo_kernels::manifest::Dtype;
 use octavo_kernels::params::{
-    AttentionParams, DequantizeParams, EmbedParams, GatherRowsParams, GluParams, NormParams, PagedDecodeParams, Params,
-    QkvPostParams, RoundedRows,
+    AttentionParams, DequantizeParams, EmbedParams, GatherColumnsParams, GatherRowsParams, GluParams, NormParams,
+    PagedDecodeParams, Params, QkvPostParams, RoundedRows,
 };
 use octavo_ops::{BackendError, EmbedIds, Rows};
 
@@ -217,6 +217,11 @@ impl<L: Launcher> Machine<L> {
             Stage::Gather { kernel, params, rows } => {
                 let params = GatherRowsParams { row_index: step.row_index(*rows), count: step.rows(*rows), ..*params };
                 some(params.count, || self.launch(*kernel, params.grid(), &params))
+            }
+            Stage::GatherColumns { kernel, params, rows } => {
+                let params = GatherColumnsParams { rows: step.rows(*rows), ..*params };
+                let threads = self.launcher.threads(*kernel);
+                some(params.rows, || self.launch(*kernel, params.grid(threads), &params))
             }
             Stage::Pool { kernel, params } => self.pool_rows(*kernel, params, step),
             Stage::Image(stage) => self.image(stage, step),

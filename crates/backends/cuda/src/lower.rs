@@ -2,8 +2,8 @@
 
 use octavo_kernels::manifest::{self, AttentionTypes, CacheType, Dtype};
 use octavo_kernels::params::{
-    AttentionParams, DequantizeParams, EmbedParams, GatherRowsParams, GluParams, KV_BLOCK, LinearParams, MAX_NORM_COLS,
-    NormParams, PagedDecodeParams, PoolRowsParams, QkvPostParams, RoundedRows,
+    AttentionParams, DequantizeParams, EmbedParams, GatherColumnsParams, GatherRowsParams, GluParams, KV_BLOCK,
+    LinearParams, MAX_NORM_COLS, NormParams, PagedDecodeParams, PoolRowsParams, QkvPostParams, RoundedRows,
 };
 use octavo_kernels::plan::{DecodeTile, PrefillTile};
 use octavo_ops::{
@@ -35,6 +35,7 @@ pub(crate) enum Stage {
     Attention { attention: Attention, cache: CacheLayer },
     Glu { kernel: KernelId, params: GluParams, rows: Rows },
     Gather { kernel: KernelId, params: GatherRowsParams, rows: Rows },
+    GatherColumns { kernel: KernelId, params: GatherColumnsParams, rows: Rows },
     Pool { kernel: KernelId, params: PoolRowsParams },
     Rounded(Box<RoundedStage>),
     Image(ImageStage),
@@ -139,6 +140,12 @@ impl Lowering<'_> {
                 let (cols, rows) = (self.cols(*out), self.rows(*out));
                 let (out, input) = (self.buffer(*out), self.buffer(*input));
                 Stage::Gather { kernel, params: GatherRowsParams { out, input, row_index: 0, count: 0, cols }, rows }
+            }
+            Op::GatherColumns(op) => {
+                let kernel = self.instances.id(manifest::gather_columns(dtype));
+                let (out, input, column_index) = (self.buffer(op.out), self.buffer(op.input), self.vector(op.order));
+                let params = GatherColumnsParams { out, input, column_index, rows: 0, cols: self.cols(op.out) };
+                Stage::GatherColumns { kernel, params, rows: self.rows(op.out) }
             }
             Op::PoolRows(op) => self.pool_rows(op),
             Op::Logits(op) => self.logits(op)?,

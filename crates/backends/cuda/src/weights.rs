@@ -96,6 +96,7 @@ fn uses(program: &Program) -> Vec<Use> {
         match op {
             Op::Norm(op) => [Some(op.weight), op.bias].into_iter().flatten().for_each(|id| mark(id, Use::Vector)),
             Op::Linear(op) => op.bias.into_iter().for_each(|id| mark(id, Use::Bias)),
+            Op::GatherColumns(op) => mark(op.order, Use::Vector),
             Op::QkvPost(op) => {
                 op.norm.iter().flat_map(|norm| [norm.q, norm.k]).for_each(|id| mark(id, Use::Vector));
             }

@@ -8,7 +8,7 @@ use octavo_ops::{AdapterSource, LoraMatrices, Program, RopeStyle, SiteId, SiteKi
 
 use super::experts::{self, ExpertLayout};
 use super::{Adapter, AdapterError, Delta, transposed};
-use crate::checkpoint::{Checkpoint, Format, other_names};
+use crate::checkpoint::{BY_GROUP, Checkpoint, Format, other_names};
 use crate::config::ModelConfig;
 use crate::program::names::{EXPERT, Role};
 
@@ -99,8 +99,11 @@ impl AdapterTargets {
                 modules.insert(module, Target { site: site_id, part, kind, size, permuted });
             };
             let parts = weight.parts.iter().take(each).enumerate();
-            let parts =
-                parts.filter_map(|(part, rows)| known.get(&rows.tensor).map(|(role, layer)| (part, *role, *layer)));
+            let parts = parts.filter_map(|(part, rows)| {
+                known
+                    .get(rows.tensor.strip_suffix(BY_GROUP).unwrap_or(&rows.tensor))
+                    .map(|(role, layer)| (part, *role, *layer))
+            });
             match site.kind {
                 SiteKind::Embedding => add(module(Role::Embedding, 0), 0, None),
                 // The parts of a head are never modules of their own.

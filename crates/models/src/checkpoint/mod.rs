@@ -30,7 +30,7 @@ pub use tokenizer::{GgufTokenizer, TokenizerData};
 pub(crate) use derived::{Derived, ExpertTensor, HeadTensor, Packed, RowDifference, UnpackedExperts};
 pub(crate) use gguf::{MetadataView, takes_images};
 pub(crate) use hf::read_object;
-pub(crate) use quantised::{QUANTISATION, Quantisation, is_side_file};
+pub(crate) use quantised::{BY_GROUP, ORDER, QUANTISATION, Quantisation, is_side_file};
 pub(crate) use safetensors::{INDEX, Shards, StoredTensor, other_names};
 
 use crate::config::{ConfigError, HeadLayer, ModelConfig, PooledRow, TokenRows, VectorKind};
@@ -458,6 +458,14 @@ impl Checkpoint {
             // Its bytes are made when they are read.
             (None, Some((info, _))) if info.grid.is_some() => Ok((info.storage(name)?, info.shape.clone())),
             (None, _) => self.tensor(name).map(|tensor| (tensor.storage, tensor.shape)),
+        }
+    }
+
+    /// Returns the inputs of the columns of a weight in order of their groups, if [`BY_GROUP`] has it in fewer bytes.
+    pub(crate) fn column_order(&self, weight: &str) -> Result<Option<Vec<u32>>, WeightError> {
+        match self.derived(weight) {
+            Some(Derived::Quantised(weight)) => weight.order(self),
+            _ => Ok(None),
         }
     }
 

@@ -4,8 +4,8 @@
 //! `Linear` adds to it in place (the epilogue), so the stream is read and written once per block.
 
 use octavo_ops::{
-    Act, BufferId, Embed, EmbedIds, Glu, HeadShape, InjectMode, InjectRows, KvGroup, KvPlace, KvScales, Linear, Logits,
-    NormOp, Op, PagedAttention, Program, ProgramBuilder, ProgramKind, QkNorm, QkvPost, Residual, Rows,
+    Act, BufferId, Embed, EmbedIds, GatherColumns, Glu, HeadShape, InjectMode, InjectRows, KvGroup, KvPlace, KvScales,
+    Linear, Logits, NormOp, Op, PagedAttention, Program, ProgramBuilder, ProgramKind, QkNorm, QkvPost, Residual, Rows,
     SegmentAttention, WeightError, WeightId, WeightPart, WeightSource,
 };
 
@@ -13,7 +13,7 @@ use super::ModelError;
 use super::experts::ExpertScratch;
 use super::latent::LatentScratch;
 use super::names::{LONG_ROPE_FACTORS, ROPE_FACTORS, Role, SHORT_ROPE_FACTORS};
-use crate::checkpoint::{Checkpoint, Format};
+use crate::checkpoint::{BY_GROUP, Checkpoint, Format, ORDER};
 use crate::config::{
     AttentionConfig, InputConfig, LayerConfig, LearnedPositions, MlpConfig, ModelConfig, NormConfig, NormPlaces,
     QkNormWidth,
@@ -29,6 +29,8 @@ pub(super) struct Scratch {
     /// Buffers of the MLPs, if a layer has one.
     mlp: Option<MlpScratch>,
     pub(super) experts: Option<ExpertScratch>,
+    /// Buffers of inputs in the order of a weight's columns, and their numbers of columns.
+    ordered: Vec<(usize, BufferId)>,
 }
 
 /// Buffers of attention with a qkv projection.
@@ -133,6 +135,7 @@ impl<'a> Decoder<'a> {
             latent: LatentScratch::new(&mut builder, &config.layers),
             mlp: dense.map(|layer| MlpScratch::new(&mut builder, "", layer.mlp.intermediate_size, layer.mlp.gated)),
             experts: ExpertScratch::new(&mut builder, config),
+            ordered: Vec::new(),
         };
         let kv = if config.is_causal() { kv_groups(&mut builder, checkpoint)? } else { Vec::new() };
         let rope_factors = rope_factors(checkpoint)?;
@@ -223,7 +226,7 @@ impl<'a> Decoder<'a> {
             true => &[(Role::Qkv, heads.qkv_cols())],
             false => &[(Role::Q, heads.q_cols()), (Role::K, heads.kv_cols()), (Role::V, heads.kv_cols())],
         };
-        let weight = self.matrix(&block.label("qkv"), hidden_size, rows, layer)?;
+        let (weight, input) = self.matrix_of(&block.label("qkv"), input, rows, layer)?;
         let bias = self.bias_if(config.qkv_bias, &block.label("qkv_bias"), rows, layer)?;
         self.builder.push(Op::Linear(Linear { weight, bias, scale: 1.0, input, add: None, out: qkv }));
 
@@ -244,9 +247,9 @@ impl<'a> Decoder<'a> {
         });
 
         let rows = [(Role::Output, hidden_size)];
-        let weight = self.matrix(&block.label("output"), heads.q_cols(), &rows, layer)?;
+        let (weight, input) = self.matrix_of(&block.label("output"), attended, &rows, layer)?;
         let bias = self.bias_if(config.output_bias, &block.label("output_bias"), &rows, layer)?;
-        self.after(block, Projection { weight, bias, input: attended }, "attention_post_norm", Role::AttentionPostNorm)
+        self.after(block, Projection { weight, bias, input }, "attention_post_norm", Role::AttentionPostNorm)
     }
 
     /// Emits `x += down(act(gate(x)) · up(x))`, or `x += down(act(up(x)))` without a gate, with the norms of the block.
@@ -264,7 +267,7 @@ impl<'a> Decoder<'a> {
             (true, true) => ("gate_up", &[(Role::GateUp, 2 * intermediate_size)]),
             (true, false) => ("gate_up", &[(Role::Gate, intermediate_size), (Role::Up, intermediate_size)]),
         };
-        let weight = self.matrix(&block.label(name), hidden_size, rows, layer)?;
+        let (weight, input) = self.matrix_of(&block.label(name), input, rows, layer)?;
         let biases = self.bias_if(bias, &block.label(&format!("{name}_bias")), rows, layer)?;
         self.builder.push(Op::Linear(Linear { weight, bias: biases, scale: 1.0, input, add: None, out: gate_up }));
         self.builder.push(match gated {
@@ -273,9 +276,9 @@ impl<'a> Decoder<'a> {
         });
 
         let rows = [(Role::Down, hidden_size)];
-        let weight = self.matrix(&block.label("down"), intermediate_size, &rows, layer)?;
+        let (weight, input) = self.matrix_of(&block.label("down"), hidden, &rows, layer)?;
         let bias = self.bias_if(bias, &block.label("down_bias"), &rows, layer)?;
-        self.after(block, Projection { weight, bias, input: hidden }, "mlp_post_norm", Role::MlpPostNorm)
+        self.after(block, Projection { weight, bias, input }, "mlp_post_norm", Role::MlpPostNorm)
     }
 
     /// Emits the norm before a block, if there is one. Returns the block's input.
@@ -390,6 +393,44 @@ impl<'a> Decoder<'a> {
             |&(role, rows): &(Role, usize)| part(self.checkpoint, self.weight_name(role, layer), rows, &[rows, cols]);
         let parts = parts.iter().map(part_of).collect::<Result<_, _>>()?;
         Ok(self.builder.weight(label, cols, parts))
+    }
+
+    /// Declares the weight of a product. If the columns of all its parts are kept in the same order of their groups, brings the
+    /// input into this order. Returns the weight and its input.
+    fn matrix_of(
+        &mut self,
+        label: &str,
+        input: BufferId,
+        parts: &[(Role, usize)],
+        layer: usize,
+    ) -> Result<(WeightId, BufferId), ModelError> {
+        let cols = self.builder.buffer_cols(input);
+        let names: Vec<_> = parts.iter().map(|&(role, _)| self.weight_name(role, layer)).collect();
+        let orders = names.iter().map(|name| self.checkpoint.column_order(name));
+        let orders = orders.collect::<Result<Vec<_>, _>>()?;
+        let is_shared = orders.windows(2).all(|pair| pair[0] == pair[1]);
+        let (Some(Some(_)), Some(name), true) = (orders.first(), names.first(), is_shared) else {
+            return Ok((self.matrix(label, cols, parts, layer)?, input));
+        };
+        let order = part(self.checkpoint, format!("{name}{ORDER}"), 1, &[cols])?;
+        let order = self.builder.weight(format!("{label}_order"), cols, vec![order]);
+        let out = self.ordered(cols);
+        self.builder.push(Op::GatherColumns(GatherColumns { order, input, out }));
+        let by_group = |(name, &(_, rows)): (&String, &(Role, usize))| {
+            part(self.checkpoint, format!("{name}{BY_GROUP}"), rows, &[rows, cols])
+        };
+        let parts = names.iter().zip(parts).map(by_group).collect::<Result<_, _>>()?;
+        Ok((self.builder.weight(label, cols, parts), out))
+    }
+
+    /// Returns the buffer of inputs in another order, which all layers share.
+    fn ordered(&mut self, cols: usize) -> BufferId {
+        let known = self.scratch.ordered.iter().find(|(known, _)| *known == cols);
+        known.map(|(_, buffer)| *buffer).unwrap_or_else(|| {
+            let buffer = self.builder.buffer(format!("ordered_{cols}"), Rows::Tokens, cols);
+            self.scratch.ordered.push((cols, buffer));
+            buffer
+        })
     }
 
     /// Declares a vector of `cols` elements as one row.

@@ -1,7 +1,7 @@
 //! Compares quantised checkpoints with the values that their own packages read, and with PyTorch's logits for these values.
 
-use octavo_models::Checkpoint;
-use octavo_ops::{StorageType, WeightSource};
+use octavo_models::{Checkpoint, build_program};
+use octavo_ops::{Op, StorageType, WeightSource};
 use safetensors::SafeTensors;
 
 use crate::dequantise::read;
@@ -53,6 +53,36 @@ fn weights_are_those_of_the_packages() {
             assert_eq!(differs, None, "{name}, {module}");
         }
         println!("{name}: {storage}, exact");
+    }
+}
+
+/// Inputs that are not in order of their groups stay packed: a program brings them into it.
+#[test]
+fn columns_are_kept_in_order_of_their_groups() {
+    let checkpoint = checkpoint("quantised/gptq-order");
+    let program = build_program(&checkpoint).unwrap();
+    let gathers: Vec<_> = program.ops.iter().filter(|op| matches!(op, Op::GatherColumns(_))).collect();
+    assert_eq!(gathers.len(), 4, "the inputs of qkv, output, gate and up, and down");
+    let parts = program.weights.iter().flat_map(|weight| &weight.parts);
+    let packed: Vec<_> =
+        parts.filter_map(|part| part.tensor.strip_suffix(".by_group").map(|name| (name, part))).collect();
+    assert_eq!(packed.len(), 7);
+    for (name, part) in packed {
+        assert_eq!(part.storage, StorageType::Q4_0, "{name}");
+        let numbers = |name: &str| {
+            let tensor = checkpoint.tensor(name).unwrap();
+            let elements = tensor.shape.iter().product();
+            (tensor.shape, read(tensor.storage, &tensor.bytes, elements))
+        };
+        let (shape, by_input) = numbers(name);
+        let (same, by_group) = numbers(&part.tensor);
+        let (order_shape, order) = numbers(&format!("{name}.order"));
+        let cols = shape[1];
+        assert_eq!((&shape, &order_shape), (&same, &vec![cols]), "{name}");
+        for (at, found) in by_group.iter().enumerate() {
+            let column = order[at % cols] as usize;
+            assert_eq!(*found, by_input[at / cols * cols + column], "{name}, element {at}");
+        }
     }
 }
 

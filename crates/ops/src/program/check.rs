@@ -101,6 +101,10 @@ impl ProgramBuilder {
                 vec![("the output", self.cols(m.out), m.kind.cols(self.cols(m.input), self.program.merge))]
             }
             Op::GatherRows { input, out } => vec![("the output", self.cols(*out), self.cols(*input))],
+            Op::GatherColumns(g) => vec![
+                ("the order", self.weight_of(g.order).elements(), self.cols(g.out)),
+                ("the output", self.cols(g.out), self.cols(g.input)),
+            ],
             Op::PoolRows(p) => vec![("the output", self.cols(p.out), self.cols(p.input))],
             Op::Logits(l) => vec![
                 ("the input", self.cols(l.input), self.weight_of(l.weight).cols),
@@ -188,7 +192,13 @@ impl ProgramBuilder {
             Op::Lora(Lora { input: LoraInput::Experts { routing, .. }, .. }) => (None, self.routed(*routing)),
             Op::ExpertSum(_) => (None, Rows::Tokens),
             Op::Logits(_) | Op::Sample { .. } => (Some(Rows::Sampled), Rows::Sampled),
-            Op::Norm(_) | Op::Linear(_) | Op::Lora(_) | Op::Glu(_) | Op::Act(_) | Op::GateRows(_) => {
+            Op::Norm(_)
+            | Op::Linear(_)
+            | Op::Lora(_)
+            | Op::Glu(_)
+            | Op::Act(_)
+            | Op::GateRows(_)
+            | Op::GatherColumns(_) => {
                 let rows = op.inputs().first().map(|id| self.program.buffers[id.0].rows);
                 (rows, rows.unwrap_or(Rows::Tokens))
             }

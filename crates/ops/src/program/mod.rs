@@ -437,6 +437,7 @@ impl ProgramBuilder {
     fn fail(&mut self, error: ProgramError) {
         self.error.get_or_insert(error);
     }
+
     fn cols(&self, id: BufferId) -> usize {
         self.program.buffers[id.0].cols
     }

@@ -5,9 +5,9 @@ use std::collections::HashMap;
 
 use super::{TestRng, TinyExperts, TinyLatent};
 use crate::{
-    BufferId, Embed, EmbedIds, Glu, GluKind, HeadShape, InjectMode, InjectRows, KvGroup, KvPlace, KvScales, Linear,
-    Logits, NormKind, NormOp, Op, PagedAttention, Program, ProgramBuilder, ProgramError, QkNorm, QkvPost, Residual,
-    Rope, Rows, StorageType, TensorData, WeightError, WeightId, WeightPart, WeightSource,
+    BufferId, Embed, EmbedIds, GatherColumns, Glu, GluKind, HeadShape, InjectMode, InjectRows, KvGroup, KvPlace,
+    KvScales, Linear, Logits, NormKind, NormOp, Op, PagedAttention, Program, ProgramBuilder, ProgramError, QkNorm,
+    QkvPost, Residual, Rope, Rows, StorageType, TensorData, WeightError, WeightId, WeightPart, WeightSource,
 };
 
 /// Range over which q and k are normalised.
@@ -100,6 +100,8 @@ pub struct TinyModel {
     /// Number of parts of H columns of the media cache that the model takes: the first replaces embeddings, each other
     /// one is added after a layer. There are at most as many layers as these.
     pub media: usize,
+    /// Whether the projections have their columns in another order than their inputs.
+    pub ordered: bool,
     /// Storage type of matrices whose rows are whole blocks of it. All other weights are F32. The model has a reference
     /// only with F32.
     pub storage: StorageType,
@@ -140,6 +142,7 @@ impl Default for TinyModel {
             scales: Scales::default(),
             kv_scales: KvScales::ONE,
             media: 0,
+            ordered: false,
             storage: StorageType::F32,
             seed: 1,
         }
@@ -266,7 +269,8 @@ impl<'a> Build<'a> {
         let qkv = self.builder.buffer(format!("qkv.{index}"), Rows::Tokens, heads.qkv_cols());
         let q = self.builder.buffer(format!("q.{index}"), Rows::Tokens, heads.q_cols());
         let parts = [heads.q_cols(), heads.kv_cols(), heads.kv_cols()];
-        self.linear(&format!("{index}.qkv"), &parts, x, None, qkv);
+        let input = self.in_order(&format!("{index}.qkv"), x);
+        self.linear(&format!("{index}.qkv"), &parts, input, None, qkv);
         let norm = m.qk_norm.map(|width| {
             let [q, k] = match width {
                 QkNormWidth::Head => [heads.dim; 2],
@@ -379,9 +383,26 @@ impl<'a> Build<'a> {
 
     /// Emits the last product of a block, whose output the model scales.
     pub(super) fn block_end(&mut self, name: &str, input: BufferId, add: Option<BufferId>, out: BufferId) {
+        let input = self.in_order(name, input);
         let (weight, bias) = self.product_weights(name, &[self.model.hidden], self.cols(input));
         let scale = self.model.scales.residual;
         self.builder.push(Op::Linear(Linear { weight, bias, scale, input, add, out }));
+    }
+
+    /// Brings a buffer of all tokens into the order of the columns of a product, if the model has one.
+    fn in_order(&mut self, name: &str, input: BufferId) -> BufferId {
+        if !self.model.ordered {
+            return input;
+        }
+        let (name, cols) = (format!("{name}.order"), self.cols(input));
+        let mut columns: Vec<f32> = (0..cols).map(|column| column as f32).collect();
+        (1..cols).for_each(|at| columns.swap(at, self.rng.below(at + 1)));
+        self.weights.insert(&name, vec![cols], &columns);
+        let part = WeightPart { tensor: name.clone(), rows: 1, storage: StorageType::F32, slab: None };
+        let order = self.builder.weight(&name, cols, vec![part]);
+        let out = self.builder.buffer(name, Rows::Tokens, cols);
+        self.builder.push(Op::GatherColumns(GatherColumns { order, input, out }));
+        out
     }
 
     /// Declares the weight and bias of a product.

@@ -339,6 +339,11 @@ impl Interpreter<'_> {
                 }
                 None => (*out, self.buffer(*input).clone()),
             },
+            Op::GatherColumns(op) => {
+                let order = self.vector(op.order);
+                let row = |row: &Vec<f64>| order.iter().map(|&column| row[column as usize]).collect();
+                (op.out, self.buffer(op.input).iter().map(row).collect())
+            }
             Op::PoolRows(op) => (op.out, self.pool_rows(op)),
             Op::Logits(op) => (op.out, self.logits(op)),
             Op::Sample { logits } => (*logits, self.buffer(*logits).clone()),

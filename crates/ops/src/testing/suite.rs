@@ -510,7 +510,8 @@ pub fn models() -> impl Strategy<Value = TinyModel> {
     let windows = proptest::collection::vec(proptest::option::of(1usize..40), 1..3);
     let norm = prop_oneof![3 => Just(NormKind::Rms), 1 => Just(NormKind::Layer)];
     let qk_norm = prop_oneof![Just(None), Just(Some(QkNormWidth::Head)), Just(Some(QkNormWidth::Row))];
-    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), proptest::bool::weighted(0.3));
+    let rarely = || proptest::bool::weighted(0.3);
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), rarely(), rarely());
     let caps = (proptest::option::of(1.0f32..30.0), proptest::option::of(1.0f32..30.0));
     let norms = (norm, placements());
     (sizes, windows, ropes(), glus(), norms, qk_norm, flags, caps, scales(), any::<u64>()).prop_map(
@@ -546,6 +547,7 @@ pub fn models() -> impl Strategy<Value = TinyModel> {
                 scales,
                 kv_scales: KvScales::ONE,
                 media: 0,
+                ordered: flags.5,
                 storage: StorageType::F32,
                 seed,
             }

@@ -55,6 +55,26 @@ impl Integers {
         }
     }
 
+    /// Returns the order of the columns by their groups, if they are not in it and fill whole blocks then.
+    pub(super) fn order(&self) -> Option<Vec<u32>> {
+        let Groups::Named(groups) = &self.groups else { return None };
+        let size = self.cols.div_ceil((self.scales.len() / self.rows.max(1)).max(1));
+        let mut order: Vec<u32> = (0..self.cols as u32).collect();
+        order.sort_by_key(|&col| groups[col as usize]);
+        let are_equal = order.iter().enumerate().all(|(at, &col)| groups[col as usize] as usize == at / size);
+        (are_equal && size.is_multiple_of(BLOCK) && self.cols.is_multiple_of(BLOCK)).then_some(order)
+    }
+
+    /// Brings the columns into an order of [`Integers::order`].
+    pub(super) fn by_group(mut self, order: &[u32]) -> Self {
+        for row in self.codes.chunks_exact_mut(self.cols.max(1)) {
+            let codes: Vec<u8> = order.iter().map(|&col| row[col as usize]).collect();
+            row.copy_from_slice(&codes);
+        }
+        self.groups = Groups::Of(self.cols.div_ceil((self.scales.len() / self.rows.max(1)).max(1)));
+        self
+    }
+
     /// Returns the values in that type.
     pub(super) fn into_tensor(self) -> TensorData<'static> {
         let storage = self.storage();
