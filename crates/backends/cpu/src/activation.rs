@@ -2,6 +2,8 @@
 
 use crate::Isa;
 use crate::memory::{Lines, Shared};
+#[cfg(target_arch = "x86_64")]
+use crate::rows::LOW_BITS;
 use crate::rows::{GROUP, LANES, QuantRow};
 
 /// Number of rows in a tile. Memory is allocated for whole tiles, so that a kernel may read rows that do not exist.
@@ -163,6 +165,15 @@ pub(crate) struct Quantised<'a> {
     pub(crate) scales: &'a [f32],
     pub(crate) sums: &'a [f32],
     pub(crate) totals: &'a [[i32; 2]],
+}
+
+/// Joins the parts of a group's codes to integers of 16 bits.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(crate) fn join(codes: &[i8; 2 * GROUP], words: &mut [i16; GROUP]) {
+    for (k, word) in words.iter_mut().enumerate() {
+        *word = (i16::from(codes[k]) << LOW_BITS) + i16::from(codes[GROUP + k]);
+    }
 }
 
 /// A slice of a row.

@@ -14,27 +14,6 @@ pub(super) const BLOCK_PANELS: usize = 2;
 /// Results of a block of rows and panels.
 pub(super) type Results = [[[f32; PANEL]; BLOCK_ROWS]; BLOCK_PANELS];
 
-/// A panel of sixteen rows, in pairs of inputs.
-pub(super) trait Weights: Copy {
-    /// Scales of a group of inputs.
-    type Scales: Copy;
-
-    /// Returns the scales of a group.
-    ///
-    /// # Safety
-    /// AVX-512 F, BW and BF16 must be available, and the panel must have this group.
-    unsafe fn scales(self, group: usize) -> Self::Scales;
-
-    /// Returns the weights of a pair of inputs, whose group has these scales.
-    ///
-    /// # Safety
-    /// The conditions of [`Weights::scales`] apply.
-    unsafe fn pair(self, scales: Self::Scales, pair: usize) -> __m512bh;
-
-    /// Prefetches the data `panels` panels after this pair.
-    fn prefetch(self, pair: usize, panels: usize);
-}
-
 /// A panel of bf16.
 #[derive(Clone, Copy)]
 pub(super) struct Stored {
@@ -51,20 +30,19 @@ impl Stored {
     }
 }
 
-impl Weights for Stored {
-    type Scales = ();
-
+impl Stored {
+    /// Returns the weights of a pair of inputs.
+    ///
+    /// # Safety
+    /// AVX-512 F, BW and BF16 must be available, and the panel must have this pair.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    unsafe fn scales(self, _: usize) {}
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    unsafe fn pair(self, (): (), pair: usize) -> __m512bh {
+    unsafe fn pair(self, pair: usize) -> __m512bh {
         // SAFETY: the caller guarantees that the panel has a line for this pair.
         pairs(unsafe { _mm512_loadu_si512(self.at.add(pair * LINE).cast()) })
     }
 
+    /// Prefetches the data `panels` panels after this pair.
     #[inline]
     fn prefetch(self, pair: usize, panels: usize) {
         let at = self.at.wrapping_add(pair * LINE + panels * self.bytes);
@@ -79,8 +57,8 @@ impl Weights for Stored {
 /// # Safety
 /// AVX-512 F, BW and BF16 must be available, and the panels must have these inputs.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-pub(super) unsafe fn multiply<W: Weights>(
-    panels: [W; BLOCK_PANELS],
+pub(super) unsafe fn multiply(
+    panels: [Stored; BLOCK_PANELS],
     cols: usize,
     (input, stride): (&[u16], usize),
     count: usize,
@@ -90,10 +68,10 @@ pub(super) unsafe fn multiply<W: Weights>(
     // SAFETY: the caller guarantees this.
     unsafe {
         match count {
-            1 => rows::<W, 1>(panels, cols, (input, stride), ahead, results),
-            2 => rows::<W, 2>(panels, cols, (input, stride), ahead, results),
-            3 | 4 => rows::<W, 4>(panels, cols, (input, stride), ahead, results),
-            _ => rows::<W, BLOCK_ROWS>(panels, cols, (input, stride), ahead, results),
+            1 => rows::<1>(panels, cols, (input, stride), ahead, results),
+            2 => rows::<2>(panels, cols, (input, stride), ahead, results),
+            3 | 4 => rows::<4>(panels, cols, (input, stride), ahead, results),
+            _ => rows::<BLOCK_ROWS>(panels, cols, (input, stride), ahead, results),
         }
     }
 }
@@ -101,8 +79,8 @@ pub(super) unsafe fn multiply<W: Weights>(
 #[expect(clippy::needless_range_loop, reason = "by index, what is in arrays ends in registers")]
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn rows<W: Weights, const ROWS: usize>(
-    panels: [W; BLOCK_PANELS],
+unsafe fn rows<const ROWS: usize>(
+    panels: [Stored; BLOCK_PANELS],
     cols: usize,
     (input, stride): (&[u16], usize),
     ahead: bool,
@@ -113,9 +91,8 @@ unsafe fn rows<W: Weights, const ROWS: usize>(
     for group in 0..cols / GROUP {
         // SAFETY: the panels and the rows have this group.
         unsafe {
-            let scales = [panels[0].scales(group), panels[1].scales(group)];
             for pair in group * GROUP / 2..(group + 1) * GROUP / 2 {
-                let weights = [panels[0].pair(scales[0], pair), panels[1].pair(scales[1], pair)];
+                let weights = [panels[0].pair(pair), panels[1].pair(pair)];
                 if ahead {
                     panels.iter().for_each(|panel| panel.prefetch(pair, BLOCK_PANELS));
                 }

@@ -8,6 +8,8 @@
 mod amx;
 #[cfg(target_arch = "x86_64")]
 mod bf16;
+#[cfg(target_arch = "x86_64")]
+mod levels;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod numbers;
@@ -20,6 +22,8 @@ mod walk;
 #[cfg(target_arch = "x86_64")]
 mod wide;
 #[cfg(target_arch = "x86_64")]
+mod wide_numbers;
+#[cfg(target_arch = "x86_64")]
 mod ymm;
 
 use crate::activation::{Rows, Span};
@@ -28,7 +32,7 @@ use crate::memory::Shared;
 use crate::weights::{Matrix, PANEL, PanelKind, Panels, Part};
 use walk::{Range, Store, bf16_tiles, dense, quant, quant_halves, with_numbers};
 #[cfg(target_arch = "x86_64")]
-use walk::{bf16_blocks, blocks, packed_blocks, ymm_tiles};
+use walk::{bf16_blocks, blocks, number_blocks, ymm_tiles};
 
 /// Number of panels in a piece of work: large enough that taking pieces costs nothing, small enough that threads finish
 /// together.
@@ -186,15 +190,14 @@ impl<'a> Product<'a> {
                 quant(isa, part, panels, &input, rows, &mut store);
             }
             #[cfg(target_arch = "x86_64")]
-            PanelKind::Packed(_) if isa == Isa::Avx512Bf16 && rows.len() <= bf16::BLOCK_ROWS => {
-                // SAFETY: the caller guarantees this; the instruction set is available.
-                unsafe { packed_blocks(part, panels, self.input.bf16(), rows, &mut store) };
-            }
-            #[cfg(target_arch = "x86_64")]
-            PanelKind::Packed(_) if matches!(isa, Isa::Avx2 | Isa::AvxVnni) => {
-                // SAFETY: the caller guarantees this; the instruction set is available.
-                unsafe { ymm_tiles(isa, part, panels, self.input.quant(), rows, &mut store) };
-            }
+            // SAFETY: the caller guarantees this; the instruction set is available.
+            kind @ PanelKind::Packed(_) if kind.takes_integers(isa) => unsafe {
+                let input = self.input.quant();
+                match isa {
+                    Isa::Avx2 | Isa::AvxVnni => ymm_tiles(isa, part, panels, input, rows, &mut store),
+                    _ => number_blocks(part, panels, &input, rows, &mut store),
+                }
+            },
             // SAFETY: the caller guarantees this.
             PanelKind::Packed(_) => with_numbers(isa, part, panels.clone(), |weights| unsafe {
                 self.run_numbers(isa, weights, panels, rows, &mut store);
@@ -220,11 +223,7 @@ impl<'a> Product<'a> {
             #[cfg(target_arch = "x86_64")]
             PanelKind::Bf16 if isa == Isa::Avx512Bf16 => {
                 // SAFETY: the caller guarantees this; the instruction set is available.
-                unsafe {
-                    let cols = weights.layout.cols;
-                    let panel = |panel| bf16::Stored::new(weights.panel(panel), cols);
-                    bf16_blocks(panel, cols, panels, self.input.bf16(), rows, store);
-                }
+                unsafe { bf16_blocks(weights, panels, self.input.bf16(), rows, store) };
             }
             #[cfg(target_arch = "aarch64")]
             PanelKind::Bf16 if isa == Isa::I8mmBf16 => {

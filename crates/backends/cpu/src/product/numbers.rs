@@ -1,4 +1,5 @@
-//! Unpacking of floating-point numbers in fewer than 16 bits to panels of bf16, which are multiplied as any other.
+//! Unpacking of floating-point numbers in fewer than 16 bits to panels of bf16, which are multiplied as any other. It serves the
+//! instruction sets that do not multiply them as integers: AMX, those of AArch64 and plain Rust.
 //!
 //! A weight is its code's value times the group's scale, in f32, rounded to bf16: the same bits as if it had been unpacked
 //! when it was loaded. A panel is unpacked once for all rows of a piece.
@@ -30,14 +31,9 @@ pub(super) fn unpack(isa: Isa, panel: &[u8], layout: &Layout, out: &mut [u8]) {
     let PanelKind::Packed(numbers) = layout.kind else { unreachable!("only packed numbers are unpacked") };
     let lines = &mut out.as_chunks_mut::<LINE>().0[..layout.groups() * PAIRS];
     #[cfg(target_arch = "x86_64")]
-    if isa >= Isa::Avx512 {
+    if isa == Isa::Amx {
         // SAFETY: the instruction set is available; the panel has this layout, and there is a line for each pair.
-        return unsafe {
-            match isa.multiplies_bf16() {
-                true => wide::unpack_rounding(numbers, panel, layout, lines),
-                false => wide::unpack(numbers, panel, layout, lines),
-            }
-        };
+        return unsafe { wide::unpack(numbers, panel, layout, lines) };
     }
     let _ = isa;
     for (index, line) in lines.iter_mut().enumerate() {
@@ -70,17 +66,17 @@ fn value(numbers: Numbers, panel: &[u8], layout: &Layout, (k, lane): (usize, usi
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(super) mod wide {
-    //! The same with AVX-512: a line of sixteen pairs at a time, eight rows in each of two registers.
+mod wide {
+    //! The same for AMX: a line of sixteen pairs at a time, eight rows in each of two registers.
 
     use std::arch::x86_64::*;
     use std::marker::PhantomData;
 
-    use super::super::bf16::{Weights, words};
+    use super::super::bf16::words;
     use super::*;
 
     /// Codes of a kind of numbers.
-    pub(in super::super) trait Decode: Copy {
+    trait Decode {
         const NUMBERS: Numbers;
 
         /// Size of the codes of a pair of inputs of all rows.
@@ -96,12 +92,9 @@ pub(super) mod wide {
         unsafe fn values(at: *const u8) -> [__m512; 2];
     }
 
-    #[derive(Clone, Copy)]
-    pub(in super::super) struct F8;
-    #[derive(Clone, Copy)]
-    pub(in super::super) struct Nf4;
-    #[derive(Clone, Copy)]
-    pub(in super::super) struct Fp4;
+    struct F8;
+    struct Nf4;
+    struct Fp4;
 
     impl Decode for F8 {
         const NUMBERS: Numbers = Numbers::F8;
@@ -157,15 +150,14 @@ pub(super) mod wide {
     }
 
     /// A panel of packed numbers.
-    #[derive(Clone, Copy)]
-    pub(in super::super) struct Panel<'a, D> {
+    struct Panel<'a, D> {
         at: *const u8,
         layout: &'a Layout,
         kind: PhantomData<D>,
     }
 
     impl<'a, D: Decode> Panel<'a, D> {
-        pub(in super::super) fn new(panel: &[u8], layout: &'a Layout) -> Self {
+        fn new(panel: &[u8], layout: &'a Layout) -> Self {
             assert!(panel.len() >= layout.bytes);
             Self { at: panel.as_ptr(), layout, kind: PhantomData }
         }
@@ -173,7 +165,7 @@ pub(super) mod wide {
         /// Returns the scales of a group, two for each row.
         #[inline]
         #[target_feature(enable = "avx512f,avx512bw")]
-        unsafe fn doubled(self, group: usize) -> [__m512; 2] {
+        unsafe fn doubled(&self, group: usize) -> [__m512; 2] {
             // SAFETY: the caller guarantees that the panel has sixteen scales for this group.
             let scales =
                 unsafe { _mm512_loadu_ps(self.at.add(self.layout.number_scales_at(D::NUMBERS, group)).cast()) };
@@ -186,36 +178,10 @@ pub(super) mod wide {
         /// Returns the weights of a pair of inputs.
         #[inline]
         #[target_feature(enable = "avx512f,avx512bw")]
-        unsafe fn scaled(self, scales: [__m512; 2], pair: usize) -> [__m512; 2] {
+        unsafe fn scaled(&self, scales: [__m512; 2], pair: usize) -> [__m512; 2] {
             // SAFETY: the caller guarantees that the panel has this pair.
             let [first, second] = unsafe { D::values(self.at.add(pair * D::BYTES)) };
             [_mm512_mul_ps(first, scales[0]), _mm512_mul_ps(second, scales[1])]
-        }
-    }
-
-    impl<D: Decode> Weights for Panel<'_, D> {
-        type Scales = [__m512; 2];
-
-        #[inline]
-        #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-        unsafe fn scales(self, group: usize) -> [__m512; 2] {
-            // SAFETY: the caller guarantees this.
-            unsafe { self.doubled(group) }
-        }
-
-        #[inline]
-        #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-        unsafe fn pair(self, scales: [__m512; 2], pair: usize) -> __m512bh {
-            // SAFETY: the caller guarantees this.
-            let [first, second] = unsafe { self.scaled(scales, pair) };
-            _mm512_cvtne2ps_pbh(second, first)
-        }
-
-        fn prefetch(self, pair: usize, panels: usize) {
-            let at =
-                self.at.wrapping_add(panels * self.layout.bytes + pair * self.layout.bytes / (self.layout.cols / 2));
-            // SAFETY: a prefetch is a hint and may have any address.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
         }
     }
 
@@ -233,14 +199,14 @@ pub(super) mod wide {
     /// Unpacks a panel.
     ///
     /// # Safety
-    /// AVX-512 must be available, the panel must have this layout, and there must be a line for each pair of inputs.
-    #[target_feature(enable = "avx512f,avx512bw")]
+    /// AVX-512 with BF16 must be available, the panel must have this layout, and there must be a line for each pair of inputs.
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     pub(super) unsafe fn unpack(numbers: Numbers, panel: &[u8], layout: &Layout, lines: &mut [[u8; LINE]]) {
         // SAFETY: the caller guarantees this.
         unsafe { with_numbers!(numbers, unpack_as, (panel, layout, lines)) }
     }
 
-    #[target_feature(enable = "avx512f,avx512bw")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     unsafe fn unpack_as<D: Decode>(panel: &[u8], layout: &Layout, lines: &mut [[u8; LINE]]) {
         let panel = Panel::<D>::new(panel, layout);
         for (group, lines) in lines.chunks_exact_mut(PAIRS).enumerate() {
@@ -249,46 +215,45 @@ pub(super) mod wide {
                 let scales = panel.doubled(group);
                 for (index, line) in lines.iter_mut().enumerate() {
                     let [first, second] = panel.scaled(scales, group * PAIRS + index);
-                    let at = line.as_mut_ptr();
-                    _mm256_storeu_si256(at.cast(), rounded(first));
-                    _mm256_storeu_si256(at.add(LINE / 2).cast(), rounded(second));
+                    let pair = words(_mm512_cvtne2ps_pbh(second, first));
+                    _mm512_storeu_si512(line.as_mut_ptr().cast(), pair);
                 }
             }
         }
     }
+}
 
-    /// Rounds numbers to bf16, to nearest, ties to even.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw")]
-    fn rounded(x: __m512) -> __m256i {
-        let bits = _mm512_castps_si512(x);
-        let even = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-        let raised = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), even);
-        _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(raised))
-    }
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use octavo_ops::StorageType;
+    use octavo_ops::testing::TestRng;
 
-    /// [`unpack`] with the instruction that rounds to bf16.
-    ///
-    /// # Safety
-    /// The conditions of [`unpack`] apply, and AVX-512 BF16 must be available.
-    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    pub(super) unsafe fn unpack_rounding(numbers: Numbers, panel: &[u8], layout: &Layout, lines: &mut [[u8; LINE]]) {
-        // SAFETY: the caller guarantees this.
-        unsafe { with_numbers!(numbers, unpack_rounding_as, (panel, layout, lines)) }
-    }
+    use super::*;
 
-    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    unsafe fn unpack_rounding_as<D: Decode>(panel: &[u8], layout: &Layout, lines: &mut [[u8; LINE]]) {
-        let panel = Panel::<D>::new(panel, layout);
-        for (group, lines) in lines.chunks_exact_mut(PAIRS).enumerate() {
-            // SAFETY: the caller guarantees this; a line has 64 bytes.
-            unsafe {
-                let scales = panel.scales(group);
-                for (index, line) in lines.iter_mut().enumerate() {
-                    let pair = panel.pair(scales, group * PAIRS + index);
-                    _mm512_storeu_si512(line.as_mut_ptr().cast(), words(pair));
-                }
+    /// The kernel for AMX does not need AMX itself.
+    #[test]
+    fn numbers_are_unpacked_for_amx_as_by_portable_code() {
+        if !Isa::Avx512Bf16.is_available() {
+            return;
+        }
+        for storage in [StorageType::F8E4M3, StorageType::Nf4, StorageType::Fp4] {
+            let layout = Layout::new(storage, 192).unwrap();
+            let PanelKind::Packed(numbers) = layout.kind else { unreachable!("all three are packed numbers") };
+            let (mut panel, mut rng) = (vec![0; layout.bytes], TestRng(5));
+            for (row, index) in (0..PANEL).flat_map(|row| (0..layout.groups()).map(move |index| (row, index))) {
+                let codes = std::array::from_fn(|_| match numbers {
+                    // The largest code of a sign is none of a number.
+                    Numbers::F8 => rng.below(0x7f) as u8 | (rng.below(2) as u8) << 7,
+                    Numbers::Nf4 | Numbers::Fp4 => rng.below(16) as u8,
+                });
+                layout.put_numbers(&mut panel, row, index, rng.signed().to_le_bytes(), &codes);
             }
+            let lines = layout.groups() * PAIRS;
+            let (mut found, mut expected) = (vec![[0; LINE]; lines], vec![[0; LINE]; lines]);
+            unpack(Isa::Portable, &panel, &layout, expected.as_flattened_mut());
+            // SAFETY: the instruction set is available; the panel has this layout, and there is a line for each pair.
+            unsafe { wide::unpack(numbers, &panel, &layout, &mut found) };
+            assert_eq!(found, expected, "{storage}");
         }
     }
 }

@@ -145,7 +145,7 @@ fn products_are_near_their_definition_in_every_format() {
             let largest = expected.iter().fold(0.0f64, |a, b| a.max(b.abs()));
             for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
                 let found = product(isa, &matrix, cols, rows);
-                // Rows that are read are rounded to bf16, and those that are multiplied may not be.
+                // Weights that are read are rounded to bf16, and those that are multiplied may not be.
                 let rounds = isa.multiplies_bf16() && storage == StorageType::BF16 || is_packed(storage);
                 let tolerance = if rounds { 5e-3 } else { 1e-3 };
                 for (found, expected) in found.iter().zip(&expected) {
@@ -218,8 +218,8 @@ fn packed_numbers_have_the_bits_of_those_that_are_unpacked_when_they_are_loaded(
             read_row(&unpacked, row, &mut other);
             assert_eq!(one, other, "{storage}, row {row}");
         }
-        let is_ymm = |isa| matches!(isa, Isa::Avx2 | Isa::AvxVnni);
-        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available() && !is_ymm(*isa)) {
+        let kind = Layout::new(storage, 192).unwrap().kind;
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available() && !kind.takes_integers(*isa)) {
             for rows in [1, 3, 20, 300] {
                 let bits = |matrix| product(isa, matrix, 192, rows).into_iter().map(f32::to_bits).collect::<Vec<_>>();
                 assert_eq!(bits(&packed), bits(&unpacked), "{storage} on {isa}, {rows} rows");
@@ -228,10 +228,15 @@ fn packed_numbers_have_the_bits_of_those_that_are_unpacked_when_they_are_loaded(
     }
 }
 
-/// With AVX2, numbers are integers of 16 bits, and rows have 12 bits.
+/// Returns the available instruction sets with which packed numbers are multiplied as integers of 16 bits.
+fn sets_with_integers_of(storage: StorageType) -> Vec<Isa> {
+    let kind = Layout::new(storage, 256).unwrap().kind;
+    Isa::ALL.into_iter().filter(|isa| isa.is_available() && kind.takes_integers(*isa)).collect()
+}
+
+/// As integers of 16 bits, numbers are nearly exact, and rows have 12 bits.
 #[test]
-#[cfg(target_arch = "x86_64")]
-fn packed_numbers_are_not_rounded_with_avx2() {
+fn packed_numbers_as_integers_are_not_rounded() {
     for storage in [StorageType::F8E4M3, StorageType::Nf4, StorageType::Fp4] {
         let decode = storage.decoder().unwrap();
         let blocks = |rows: usize| random_blocks(storage, rows * 192, 0.5, &mut TestRng(rows as u64));
@@ -241,7 +246,7 @@ fn packed_numbers_are_not_rounded_with_avx2() {
             values.iter().flat_map(|x| x.to_le_bytes()).collect()
         });
         let packed = matrix_of(storage, 192, WeightDtype::AsStored, blocks);
-        for isa in [Isa::Avx2, Isa::AvxVnni].into_iter().filter(|isa| isa.is_available()) {
+        for isa in sets_with_integers_of(storage) {
             for rows in [1, 2, 3, 20, 300] {
                 let (found, expected) = (product(isa, &packed, 192, rows), product(isa, &unpacked, 192, rows));
                 let largest = expected.iter().fold(0.0f32, |a, b| a.max(b.abs()));
@@ -255,8 +260,19 @@ fn packed_numbers_are_not_rounded_with_avx2() {
 }
 
 #[test]
-#[cfg(target_arch = "x86_64")]
-fn e4m3_numbers_are_near_with_avx2_whatever_the_size_of_their_group() {
+fn packed_numbers_as_integers_have_the_same_bits_on_every_set() {
+    for storage in [StorageType::F8E4M3, StorageType::Nf4, StorageType::Fp4] {
+        let matrix = matrix(storage, 192);
+        for rows in [1, 2, 3, 8, 9, 20, 300] {
+            let bits = |isa| product(isa, &matrix, 192, rows).into_iter().map(f32::to_bits).collect::<Vec<_>>();
+            let found: Vec<_> = sets_with_integers_of(storage).into_iter().map(bits).collect();
+            assert!(found.windows(2).all(|pair| pair[0] == pair[1]), "{storage}, {rows} rows");
+        }
+    }
+}
+
+#[test]
+fn e4m3_numbers_as_integers_are_near_whatever_the_size_of_their_group() {
     let storage = StorageType::F8E4M3;
     let mut rng = TestRng(11);
     let mut blocks = random_blocks(storage, 93 * 64, 0.5, &mut rng);
@@ -267,7 +283,7 @@ fn e4m3_numbers_are_near_with_avx2_whatever_the_size_of_their_group() {
         block[..4].copy_from_slice(&2f32.powi(index as i32 % 9 - 4).to_le_bytes());
     }
     let (matrix, values) = matrix_and_values(storage, 64, &blocks);
-    for isa in [Isa::Avx2, Isa::AvxVnni].into_iter().filter(|isa| isa.is_available()) {
+    for isa in sets_with_integers_of(storage) {
         let found = product_of_units(isa, &matrix, 64);
         for (row, values) in values.chunks(64).enumerate() {
             for (k, value) in values.iter().enumerate() {

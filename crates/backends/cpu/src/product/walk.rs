@@ -8,7 +8,7 @@ use octavo_ops::StorageType;
 use super::neon;
 use super::{PIECE_PANELS, numbers, plain};
 #[cfg(target_arch = "x86_64")]
-use super::{amx, bf16, vnni, wide, ymm};
+use super::{amx, bf16, vnni, wide, wide_numbers, ymm};
 use crate::activation::TILE;
 use crate::isa::Isa;
 #[cfg(target_arch = "x86_64")]
@@ -17,8 +17,6 @@ use crate::memory::Lines;
 use crate::rows::GROUP;
 #[cfg(target_arch = "x86_64")]
 use crate::tiles::{self, Strided, Tiles};
-#[cfg(target_arch = "x86_64")]
-use crate::weights::Numbers;
 use crate::weights::{Codes, Layout, PANEL, PanelKind, Panels, Part, Scales};
 
 /// Number of rows up to which VNNI multiplies weights in their stored layout, without unpacking them first.
@@ -75,6 +73,8 @@ thread_local! {
 thread_local! {
     /// Rows of a tile in 16 bits.
     static WORDS: RefCell<Lines<i16>> = RefCell::default();
+    /// Rows of a tile in 16 bits, in blocks.
+    static TILE_ROWS_IN_WORDS: RefCell<wide_numbers::TileRows> = RefCell::default();
 }
 
 pub(super) type Store<'s> = &'s mut dyn FnMut(usize, usize, &mut [[f32; PANEL]]);
@@ -232,44 +232,43 @@ pub(super) fn with_numbers(isa: Isa, part: &Part, panels: Range, multiply: impl 
     });
 }
 
-/// Multiplies a few rows in bf16 with panels of packed numbers, as they are read.
+/// Multiplies any number of rows with panels of packed numbers, in blocks of a few rows and two panels each.
+///
+/// # Safety
+/// AVX-512 with VNNI must be available.
+#[cfg(target_arch = "x86_64")]
+pub(super) unsafe fn number_blocks(part: &Part, panels: Range, input: &Quant<'_>, rows: Range, store: Store<'_>) {
+    use wide_numbers::{BLOCK_PANELS, TILE_ROWS};
+
+    let Part { layout, .. } = part;
+    let PanelKind::Packed(numbers) = layout.kind else { unreachable!("chosen by the kind") };
+    let mut results: wide_numbers::Results = [[[0.0; PANEL]; TILE_ROWS]; BLOCK_PANELS];
+    TILE_ROWS_IN_WORDS.with_borrow_mut(|tile| {
+        for first in rows.clone().step_by(TILE_ROWS) {
+            let count = (rows.end - first).min(TILE_ROWS);
+            // SAFETY: the caller guarantees this.
+            unsafe { tile.read(input, (first, count)) };
+            for start in panels.clone().step_by(BLOCK_PANELS) {
+                let some = start..(start + BLOCK_PANELS).min(panels.end);
+                // A panel that does not exist repeats the last one; its results are not used.
+                let pair = std::array::from_fn(|slot| part.panel((start + slot).min(some.end - 1)));
+                // SAFETY: the caller guarantees this; the panels have this layout.
+                unsafe { wide_numbers::multiply(numbers, pair, layout, tile, first == rows.start, &mut results) };
+                for (panel, results) in some.zip(&mut results) {
+                    store(first, panel, &mut results[..count]);
+                }
+            }
+        }
+    });
+}
+
+/// Multiplies rows in bf16 with panels of bf16, in blocks of a few rows and panels each.
 ///
 /// # Safety
 /// AVX-512 with BF16 must be available.
 #[cfg(target_arch = "x86_64")]
-pub(super) unsafe fn packed_blocks(part: &Part, panels: Range, input: (&[u16], usize), rows: Range, store: Store<'_>) {
-    use numbers::wide;
-
-    let Part { layout, .. } = part;
-    let PanelKind::Packed(kind) = layout.kind else { unreachable!("chosen by the kind") };
-    let cols = layout.cols;
-    // SAFETY: the caller guarantees this; the panels have this layout.
-    unsafe {
-        match kind {
-            Numbers::F8 => {
-                let weights = |panel| wide::Panel::<wide::F8>::new(part.panel(panel), layout);
-                bf16_blocks(weights, cols, panels, input, rows, store);
-            }
-            Numbers::Nf4 => {
-                let weights = |panel| wide::Panel::<wide::Nf4>::new(part.panel(panel), layout);
-                bf16_blocks(weights, cols, panels, input, rows, store);
-            }
-            Numbers::Fp4 => {
-                let weights = |panel| wide::Panel::<wide::Fp4>::new(part.panel(panel), layout);
-                bf16_blocks(weights, cols, panels, input, rows, store);
-            }
-        }
-    }
-}
-
-/// Multiplies rows in bf16 with panels of `cols` inputs, in blocks of a few rows and panels each.
-///
-/// # Safety
-/// AVX-512 with BF16 must be available, and the panels must have these inputs.
-#[cfg(target_arch = "x86_64")]
-pub(super) unsafe fn bf16_blocks<W: bf16::Weights>(
-    weights: impl Fn(usize) -> W,
-    cols: usize,
+pub(super) unsafe fn bf16_blocks(
+    from: Panels<'_>,
     panels: Range,
     (input, stride): (&[u16], usize),
     rows: Range,
@@ -277,12 +276,14 @@ pub(super) unsafe fn bf16_blocks<W: bf16::Weights>(
 ) {
     use bf16::{BLOCK_PANELS, BLOCK_ROWS};
 
+    let cols = from.layout.cols;
     assert!(cols <= stride);
     let mut results: bf16::Results = [[[0.0; PANEL]; BLOCK_ROWS]; BLOCK_PANELS];
     for start in panels.clone().step_by(BLOCK_PANELS) {
         let some = start..(start + BLOCK_PANELS).min(panels.end);
         // Panels that do not exist repeat the last one; their results are not used.
-        let weights = std::array::from_fn(|slot| weights((start + slot).min(some.end - 1)));
+        let weights = |slot: usize| bf16::Stored::new(from.panel((start + slot).min(some.end - 1)), cols);
+        let weights = std::array::from_fn(weights);
         for first in rows.clone().step_by(BLOCK_ROWS) {
             let count = (rows.end - first).min(BLOCK_ROWS);
             // SAFETY: the caller guarantees this.

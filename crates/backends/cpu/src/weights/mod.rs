@@ -133,7 +133,7 @@ pub(crate) fn kept_as(storage: StorageType, dtype: WeightDtype) -> StorageType {
         StorageType::Q2K => StorageType::Q8_0,
         // The target has the same scales and more bits, so nothing is lost.
         StorageType::Q3K => StorageType::Q6K,
-        // They are multiplied as bf16, so that another type has to be kept.
+        // They are multiplied as bf16 or as integers of 16 bits, so that another type has to be kept.
         StorageType::F8E4M3 | StorageType::Nf4 | StorageType::Fp4 => match dtype {
             WeightDtype::F32 => StorageType::F32,
             WeightDtype::F16 => StorageType::F16,

@@ -18,14 +18,15 @@ mod words;
 use std::arch::x86_64::*;
 
 use super::walk::Quant;
-use crate::activation::TILE;
+use crate::activation::{TILE, join};
 use crate::memory::Lines;
-use crate::rows::{GROUP, LOW_BITS};
+use crate::rows::GROUP;
 use crate::weights::{Codes, Layout, PANEL, PanelKind, Scales};
 use bytes::{Bytes, InBytes, Vnni};
 pub(super) use dense::dense;
 use integers::Integers;
 use nvfp4::PairPanel;
+pub(super) use read::Ahead;
 use read::{E2m1, Eight, Five, Four, Iq4, Nvfp4, ReadCodes, Six};
 use tile::{Group, Panel};
 use words::InWords;
@@ -88,7 +89,7 @@ impl<'a> TileRows<'a> {
             scratch.reserve_zeroed(TILE * input.cols);
             for (row, words) in (first..first + count).zip(scratch.chunks_exact_mut(input.cols)) {
                 // SAFETY: AVX2 is available wherever these kernels are chosen.
-                unsafe { join(order, input.row(row).codes, words.as_chunks_mut().0) };
+                unsafe { join_in_order(order, input.row(row).codes, words.as_chunks_mut().0) };
             }
             &scratch[..count * input.cols]
         });
@@ -104,7 +105,7 @@ type Order = [u8; 16];
 /// # Safety
 /// AVX2 must be available.
 #[target_feature(enable = "avx2")]
-unsafe fn join(order: Option<&Order>, codes: &[[i8; ROW_BYTES]], words: &mut [[i16; GROUP]]) {
+unsafe fn join_in_order(order: Option<&Order>, codes: &[[i8; ROW_BYTES]], words: &mut [[i16; GROUP]]) {
     for (codes, words) in codes.iter().zip(words) {
         let mut codes = *codes;
         if let Some(order) = order {
@@ -117,9 +118,7 @@ unsafe fn join(order: Option<&Order>, codes: &[[i8; ROW_BYTES]], words: &mut [[i
                 }
             }
         }
-        for (k, word) in words.iter_mut().enumerate() {
-            *word = (i16::from(codes[k]) << LOW_BITS) + i16::from(codes[GROUP + k]);
-        }
+        join(&codes, words);
     }
 }
 

@@ -8,8 +8,7 @@ use std::arch::x86_64::*;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use octavo_ops::{FP4_VALUES, NF4_VALUES};
-
+use super::super::levels::{self, FACTORS, Levels, MANTISSAS};
 use super::tile::{self, Group, Multiplied, Panel, Place};
 use super::words::{self, Pair, Pairs, Unpacked};
 use super::{LANES, TileRows};
@@ -43,32 +42,26 @@ unsafe fn put_in_order(results: &mut [[f32; PANEL]]) {
     }
 }
 
-/// The values of a table as integers of 16 bits: their lower and their upper bytes.
-struct Levels {
+/// A table of integers of 16 bits: their lower and their upper bytes.
+struct Table {
     low: [u8; 16],
     high: [u8; 16],
-    /// Factor of the integers.
-    inverse: f32,
 }
 
-/// Largest integer of NF4. The sum of a group's products with codes of 12 bits is below 2³¹. A weight is within 2⁻¹⁶ times its
-/// scale.
-static NF4: Levels = levels(&NF4_VALUES, 32767.0);
-
-/// All values of FP4 are whole 192nds.
-static FP4: Levels = levels(&FP4_VALUES, 192.0 * 170.0);
-
-const fn levels(values: &[f32; 16], factor: f32) -> Levels {
-    let mut levels = Levels { low: [0; 16], high: [0; 16], inverse: 1.0 / factor };
-    let mut code = 0;
-    while code < values.len() {
-        let scaled = values[code] * factor;
-        let [low, high] = ((if scaled < 0.0 { scaled - 0.5 } else { scaled + 0.5 }) as i16).to_le_bytes();
-        (levels.low[code], levels.high[code]) = (low, high);
-        code += 1;
+impl Table {
+    const fn new(words: &[i16; 16]) -> Self {
+        let mut table = Self { low: [0; 16], high: [0; 16] };
+        let mut index = 0;
+        while index < words.len() {
+            [table.low[index], table.high[index]] = words[index].to_le_bytes();
+            index += 1;
+        }
+        table
     }
-    levels
 }
+
+static NF4: Table = Table::new(&levels::NF4.words);
+static FP4: Table = Table::new(&levels::FP4.words);
 
 /// Integers of a group of a stored panel. The first register of a pair has those of the rows 0 to 3 and 8 to 11, the second
 /// those of the other rows.
@@ -86,46 +79,49 @@ trait Stored: Pairs {
     unsafe fn new(codes: *const u8) -> Self;
 }
 
-/// Table of the values of a kind of numbers.
-trait Table {
+/// Values of a kind of nibbles.
+trait Values {
     const NUMBERS: Numbers;
-    const LEVELS: &'static Levels;
+    const LEVELS: Levels;
+    const TABLE: &'static Table;
 }
 
 struct Nf4;
 struct Fp4;
 
-impl Table for Nf4 {
+impl Values for Nf4 {
     const NUMBERS: Numbers = Numbers::Nf4;
-    const LEVELS: &'static Levels = &NF4;
+    const LEVELS: Levels = levels::NF4;
+    const TABLE: &'static Table = &NF4;
 }
 
-impl Table for Fp4 {
+impl Values for Fp4 {
     const NUMBERS: Numbers = Numbers::Fp4;
-    const LEVELS: &'static Levels = &FP4;
+    const LEVELS: Levels = levels::FP4;
+    const TABLE: &'static Table = &FP4;
 }
 
 /// Indices of a table.
-struct Indices<T> {
+struct Indices<V> {
     codes: *const u8,
     low: __m256i,
     high: __m256i,
-    table: PhantomData<T>,
+    values: PhantomData<V>,
 }
 
-impl<T: Table> Stored for Indices<T> {
-    const NUMBERS: Numbers = T::NUMBERS;
+impl<V: Values> Stored for Indices<V> {
+    const NUMBERS: Numbers = V::NUMBERS;
     const BYTES: usize = GROUP * PANEL / 2;
-    const FACTOR: f32 = T::LEVELS.inverse;
+    const FACTOR: f32 = V::LEVELS.inverse;
 
     #[inline(always)]
     unsafe fn new(codes: *const u8) -> Self {
         // SAFETY: the caller guarantees this.
-        unsafe { Self { codes, low: table(&T::LEVELS.low), high: table(&T::LEVELS.high), table: PhantomData } }
+        unsafe { Self { codes, low: table(&V::TABLE.low), high: table(&V::TABLE.high), values: PhantomData } }
     }
 }
 
-impl<T: Table> Pairs for Indices<T> {
+impl<V: Values> Pairs for Indices<V> {
     const IN_NIBBLES: bool = false;
 
     #[inline(always)]
@@ -142,31 +138,11 @@ impl<T: Table> Pairs for Indices<T> {
     }
 }
 
-/// Factors of the integers of e4m3, by the upper bits of a code: its sign, and its exponent but for the lowest bit. They are powers of
-/// four. Groups are scaled when they are loaded: their largest number is from 240 to 448, and its integer from 15 to 28 times 2⁹.
-/// Numbers below 2⁻⁵ become 0. A weight is within an 8000th of the largest of its group and row.
-static FACTORS: Levels = {
-    let mut factors = Levels { low: [0; 16], high: [0; 16], inverse: 1.0 / 32.0 };
-    let mut bits = 1;
-    while bits < 8 {
-        let factor = 1i16 << (2 * bits);
-        [factors.low[bits], factors.high[bits]] = factor.to_le_bytes();
-        [factors.low[8 + bits], factors.high[8 + bits]] = (-factor).to_le_bytes();
-        bits += 1;
-    }
-    factors
-};
+/// Factors by the upper nibbles of codes.
+static F8_FACTORS: Table = Table::new(&FACTORS.words);
 
-/// The mantissas of e4m3 times 4 with their first bit, shifted by the lowest bit of the exponent: by the lower bits of a code.
-static MANTISSAS: [u8; 16] = {
-    let mut mantissas = [0; 16];
-    let mut bits = 0;
-    while bits < mantissas.len() {
-        mantissas[bits] = (8 + bits as u8 % 8) << (2 + bits / 8);
-        bits += 1;
-    }
-    mantissas
-};
+/// Mantissas by the lower nibbles.
+static F8_MANTISSAS: [u8; 16] = MANTISSAS;
 
 /// Numbers in e4m3.
 struct F8 {
@@ -184,7 +160,9 @@ impl Stored for F8 {
     #[inline(always)]
     unsafe fn new(codes: *const u8) -> Self {
         // SAFETY: the caller guarantees this.
-        unsafe { Self { codes, low: table(&FACTORS.low), high: table(&FACTORS.high), mantissas: table(&MANTISSAS) } }
+        unsafe {
+            Self { codes, low: table(&F8_FACTORS.low), high: table(&F8_FACTORS.high), mantissas: table(&F8_MANTISSAS) }
+        }
     }
 }
 
@@ -200,8 +178,7 @@ impl Pairs for F8 {
             let uppers = _mm256_and_si256(_mm256_srli_epi16::<4>(codes), nibble);
             let (low, high) = (_mm256_shuffle_epi8(self.low, uppers), _mm256_shuffle_epi8(self.high, uppers));
             let mantissas = _mm256_shuffle_epi8(self.mantissas, _mm256_and_si256(codes, nibble));
-            // A mantissa is the higher byte of 16 bits. The product of both is the number times 2²⁰, of which the
-            // instruction returns the upper bits, rounded.
+            // A mantissa is the higher byte of 16 bits.
             let zero = _mm256_setzero_si256();
             [
                 _mm256_mulhrs_epi16(_mm256_unpacklo_epi8(zero, mantissas), _mm256_unpacklo_epi8(low, high)),

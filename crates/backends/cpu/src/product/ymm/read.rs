@@ -252,7 +252,7 @@ unsafe fn sixth(codes: __m256i, uppers: *const u8, step: usize, half: usize) -> 
 }
 
 /// Prefetches a panel in parts, one for each group.
-pub(super) struct Ahead {
+pub(in super::super) struct Ahead {
     next: *const u8,
     /// Size of a part in bytes.
     bytes: usize,
@@ -260,14 +260,14 @@ pub(super) struct Ahead {
 
 impl Ahead {
     /// Begins a panel of this layout, `ahead` bytes after `panel`. It has no parts if `ahead` is 0.
-    pub(super) fn new(panel: *const u8, layout: &Layout, ahead: usize) -> Self {
+    pub(in super::super) fn new(panel: *const u8, layout: &Layout, ahead: usize) -> Self {
         let bytes = if ahead == 0 { 0 } else { layout.bytes / layout.groups() };
         Self { next: panel.wrapping_add(ahead), bytes }
     }
 
     /// Prefetches the next part, which has so many lines: a constant, so that there is no loop.
     #[inline(always)]
-    pub(super) fn prefetch(&mut self, lines: usize) {
+    pub(in super::super) fn prefetch(&mut self, lines: usize) {
         if self.bytes == 0 {
             return;
         }
