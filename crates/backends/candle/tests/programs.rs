@@ -9,8 +9,8 @@ use octavo_ops::testing::{
 };
 use proptest::prelude::*;
 
-// A norm over few columns may amplify a rounding error a hundredfold, but not many of them.
-const SUITE: Suite<'_> = Suite { backend: &|| Box::new(CandleBackend::new()), worst: 3e-4, mean: 2e-5, logprobs: 0.0 };
+// A norm over few columns may amplify a rounding error a hundredfold, but not many of them: 3.9e-4 was found after norms over 12.
+const SUITE: Suite<'_> = Suite { backend: &|| Box::new(CandleBackend::new()), worst: 6e-4, mean: 2e-5, logprobs: 0.0 };
 
 // With adapters, more sums are rounded before such a norm: 3.8e-4 and 2.2e-5 were found.
 const ADAPTED: Suite<'_> = Suite { worst: 1e-3, mean: 6e-5, ..SUITE };
