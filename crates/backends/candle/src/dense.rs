@@ -1,6 +1,6 @@
 //! The ops whose rows depend neither on each other nor on the KV cache, as functions of tensors.
 
-use candle_core::{D, Device, Result, Tensor, bail};
+use candle_core::{D, DType, Device, Result, Tensor, bail};
 use octavo_ops::{GluKind, NormKind};
 
 /// Number of rows of every matrix product. candle uses another order of sums for other shapes, so a row's bits would
@@ -34,6 +34,11 @@ pub(crate) fn scaled(x: Tensor, scale: f32) -> Result<Tensor> {
 /// Returns the rows of `x` by index.
 pub(crate) fn gather(x: &Tensor, rows: &[u32]) -> Result<Tensor> {
     x.index_select(&Tensor::new(rows, &Device::Cpu)?, 0)
+}
+
+/// Returns the columns of `x` by their indices in f32.
+pub(crate) fn gather_columns(x: &Tensor, columns: &Tensor) -> Result<Tensor> {
+    x.index_select(&columns.flatten_all()?.to_dtype(DType::U32)?, 1)
 }
 
 /// Parameters of a normalisation.

@@ -156,10 +156,7 @@ impl<'a> Forward<'a> {
             }
             Op::Glu(op) => dense::glu(self.buffer(op.input)?, op.kind)?,
             Op::GatherRows { input, out } => dense::gather(self.buffer(*input)?, self.gathered(*out))?,
-            Op::GatherColumns(op) => {
-                let order = self.weight(op.order).flatten_all()?.to_dtype(candle_core::DType::U32)?;
-                self.buffer(op.input)?.index_select(&order, 1)?
-            }
+            Op::GatherColumns(op) => dense::gather_columns(self.buffer(op.input)?, self.weight(op.order))?,
             Op::PoolRows(op) => self.pool_rows(op)?,
             Op::Logits(op) => self.logits(op)?,
             Op::Sample { .. } => bail!("Sample is no part of the forward pass"),
