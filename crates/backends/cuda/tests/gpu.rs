@@ -15,7 +15,7 @@ use octavo_ops::testing::{Reference, Rounding, large_images, windowed_texts};
 use crate::common::images::{encoded, token_by_token, with_images};
 use crate::common::overlap::{ahead, one_by_one};
 use crate::common::quantised::{
-    Shared, experts_agree, format_agrees, fp8_inputs_agree, mixture_agrees, mixture_is_refused,
+    Shared, experts_agree, format_agrees, fp8_inputs_agree, mixture_agrees, mixture_is_refused, ordered_columns_agree,
     rounded_rows_keep_their_bits,
 };
 use crate::common::{BLOCKS, checkpoints, generate, loaded, open, vectors, wide, with_suite};
@@ -120,6 +120,7 @@ fn quantised_weights_mean_what_candle_reads() {
         mixture_agrees(&config, &[Q4K, Q4K, Q6K], false);
         mixture_agrees(&config, &[Q3K, Q5K], false);
         experts_agree(&config, F8E4M3);
+        ordered_columns_agree(&config, StorageType::Q4_0);
         assert!(mixture_is_refused(&config, &[Q4K, Q6K]));
     }
 }

@@ -66,7 +66,7 @@ pub(super) fn describe(checkpoint: &Checkpoint, program: &Program) {
         );
     }
     let Some(method) = checkpoint.quantisation().filter(|_| checkpoint.format() == Format::HuggingFace) else { return };
-    let matrices = program.weights.iter().filter(|weight| weight.cols > 1);
+    let matrices = program.weights.iter().filter(|weight| weight.rows.min(weight.cols) > 1);
     let parts = || matrices.clone().flat_map(|weight| weight.parts.iter().map(|part| part.storage));
     let kinds = StorageType::ALL.into_iter().filter_map(|storage| {
         let count = parts().filter(|found| *found == storage).count();

@@ -31,11 +31,20 @@ fn model(storage: StorageType) -> TinyModel {
 /// Compares every row of a model with this storage type: with activations of 8 bits, with tiles if the device has them,
 /// and with dequantised values.
 pub(crate) fn format_agrees(config: &CudaConfig, storage: StorageType) {
+    agrees(config, &model(storage));
+}
+
+/// Compares every row of a model whose products have their inputs in another order.
+pub(crate) fn ordered_columns_agree(config: &CudaConfig, storage: StorageType) {
+    agrees(config, &TinyModel { ordered: true, ..model(storage) });
+}
+
+fn agrees(config: &CudaConfig, model: &TinyModel) {
     let candle = || -> Box<dyn Backend> { Box::new(CandleBackend::new()) };
     let candle = Suite { backend: &candle, worst: 0.0, mean: 0.0, logprobs: 0.0 };
     with_suite(config, WORST, MEAN, |suite| {
         for tokens in [3, 20, 70] {
-            suite.near_other(&candle, &model(storage), tokens).unwrap_or_else(|e| panic!("{storage}: {e}"));
+            suite.near_other(&candle, model, tokens).unwrap_or_else(|e| panic!("{}: {e}", model.storage));
         }
     });
 }

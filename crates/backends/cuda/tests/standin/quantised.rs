@@ -10,7 +10,7 @@ use octavo_ops::StorageType::{
 };
 
 use crate::common::quantised::{
-    Shared, experts_agree, format_agrees, fp8_inputs_agree, mixture_agrees, mixture_is_refused,
+    Shared, experts_agree, format_agrees, fp8_inputs_agree, mixture_agrees, mixture_is_refused, ordered_columns_agree,
     rounded_rows_keep_their_bits,
 };
 use crate::config;
@@ -41,6 +41,13 @@ fn every_format_means_what_candle_reads() {
         (Fp4, H200, Dtype::F32),
     ] {
         format_agrees(&CudaConfig { device, dtype: Some(dtype), ..config() }, storage);
+    }
+}
+
+#[test]
+fn columns_may_be_in_another_order() {
+    for (storage, device, dtype) in [(Q4_0, H200, Dtype::Bf16), (Int4, V100, Dtype::F16)] {
+        ordered_columns_agree(&CudaConfig { device, dtype: Some(dtype), ..config() }, storage);
     }
 }
 
