@@ -109,6 +109,10 @@ impl QuantisedWeight<'_> {
 
     /// Returns the order of the columns by their groups, if that lets them fill whole blocks.
     pub(super) fn order(&self, checkpoint: &Checkpoint) -> Result<Option<Vec<u32>>, WeightError> {
+        let module = Module { checkpoint, name: &self.module };
+        if !module.has("g_idx") && !module.has("weight_g_idx") {
+            return Ok(None);
+        }
         let plain = Self { module: self.module.clone(), content: Content::Weight, ..*self };
         Ok(match plain.matrix(checkpoint, false)? {
             Matrix::Integers(integers) => integers.order(),
