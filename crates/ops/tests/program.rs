@@ -106,7 +106,7 @@ fn storage_sizes_are_those_of_the_formats() {
     let sizes = StorageType::ALL.map(of_256);
     assert_eq!(sizes[..7], [1024, 512, 512, 144, 160, 176, 192]);
     assert_eq!(sizes[7..14], [272, 84, 110, 144, 176, 210, 136]);
-    assert_eq!(sizes[14..], [176, 144, 136, 152, 296, 288, 160, 160]);
+    assert_eq!(sizes[14..], [176, 144, 136, 152, 296, 288, 144, 144]);
     assert_eq!(StorageType::Q4_0.bytes_for(48), None, "half a block");
     assert_eq!(StorageType::Q6K.bytes_for(128), None);
     assert_eq!(StorageType::F32.bytes_for(usize::MAX), None, "overflow");
@@ -114,6 +114,16 @@ fn storage_sizes_are_those_of_the_formats() {
     assert_eq!(StorageType::Q4K.to_string(), "Q4_K");
     let scales = [0, 1, 2, 127, 128, 254].map(|exponent| 2.0 * f64::from(e8m0_halved(exponent)));
     assert_eq!(scales, [-127, -126, -125, 0, 1, 127].map(|power| 2f64.powi(power)));
+}
+
+#[test]
+fn an_order_has_an_input_for_each_column() {
+    let error = spoil(|op| {
+        if let Op::Glu(Glu { input, out, .. }) = *op {
+            *op = Op::GatherColumns(GatherColumns { order: WeightId(1), input, out });
+        }
+    });
+    assert_eq!(error, "op 8 (GatherColumns): the size of the order is 8, expected 12");
 }
 
 #[test]
@@ -323,6 +333,9 @@ fn costs_are_those_worked_out_by_hand() {
     assert_eq!((sinks(&step), sinks(&StepShape { tokens: 0, ..step.clone() })), (8, 0), "the sinks are read once");
     assert_eq!(cost(8), expect(0, 0, 4 * 4 * (24 + 12), 4 * 4 * 12, 6 * 48), "Glu");
     assert_eq!(cost(10), expect(0, 0, 2 * 2 * 32, 2 * 32, 0), "GatherRows");
+    let gather = Op::GatherColumns(GatherColumns { order: WeightId(1), input: BufferId(0), out: BufferId(1) });
+    let gather = op_cost(&program, &gather, &step, ElementBytes::F32);
+    assert_eq!(gather, expect(32, 0, 2 * 4 * 32, 4 * 32, 0), "GatherColumns reads its order");
     assert_eq!(cost(12), expect(320, 0, 2 * 32 + 2 * 40, 2 * 40, 2 * 2 * 80), "Logits");
     let half = op_cost(&program, &program.ops[12], &step, ElementBytes::HALF);
     assert_eq!(half.activation_bytes, 2 * 16 + 2 * 40, "logits are f32");
