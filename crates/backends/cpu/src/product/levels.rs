@@ -2,6 +2,8 @@
 
 use octavo_ops::{FP4_VALUES, NF4_VALUES};
 
+use crate::weights::Numbers;
+
 /// The values of a table as integers.
 pub(super) struct Levels {
     pub(super) words: [i16; 16],
@@ -9,12 +11,33 @@ pub(super) struct Levels {
     pub(super) inverse: f32,
 }
 
+/// Values of a kind of nibbles.
+pub(super) trait Values: Copy {
+    const NUMBERS: Numbers;
+    const LEVELS: Levels;
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Nf4;
+#[derive(Clone, Copy)]
+pub(super) struct Fp4;
+
+impl Values for Nf4 {
+    const NUMBERS: Numbers = Numbers::Nf4;
+    const LEVELS: Levels = NF4;
+}
+
+impl Values for Fp4 {
+    const NUMBERS: Numbers = Numbers::Fp4;
+    const LEVELS: Levels = FP4;
+}
+
 /// Largest integer of NF4. The sum of a group's products with codes of 12 bits is below 2³¹. A weight is within 2⁻¹⁶ times its
 /// scale.
-pub(super) const NF4: Levels = levels(&NF4_VALUES, 32767.0);
+const NF4: Levels = levels(&NF4_VALUES, 32767.0);
 
 /// All values of FP4 are whole 192nds.
-pub(super) const FP4: Levels = levels(&FP4_VALUES, 192.0 * 170.0);
+const FP4: Levels = levels(&FP4_VALUES, 192.0 * 170.0);
 
 const fn levels(values: &[f32; 16], factor: f32) -> Levels {
     let mut levels = Levels { words: [0; 16], inverse: 1.0 / factor };

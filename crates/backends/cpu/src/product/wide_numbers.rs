@@ -10,7 +10,7 @@ use std::arch::x86_64::*;
 use std::hint::black_box;
 use std::marker::PhantomData;
 
-use super::levels::{self, FACTORS, Levels, MANTISSAS};
+use super::levels::{FACTORS, Fp4, MANTISSAS, Nf4, Values};
 use super::walk::Quant;
 use super::ymm::Ahead;
 use crate::activation::join;
@@ -246,33 +246,6 @@ impl Table {
     }
 }
 
-/// Values of a kind of nibbles.
-trait Values: Copy {
-    const NUMBERS: Numbers;
-    const LEVELS: Levels;
-    const TABLE: &'static Table;
-}
-
-#[derive(Clone, Copy)]
-struct Nf4;
-#[derive(Clone, Copy)]
-struct Fp4;
-
-static NF4: Table = Table::new(&levels::NF4.words);
-static FP4: Table = Table::new(&levels::FP4.words);
-
-impl Values for Nf4 {
-    const NUMBERS: Numbers = Numbers::Nf4;
-    const LEVELS: Levels = levels::NF4;
-    const TABLE: &'static Table = &NF4;
-}
-
-impl Values for Fp4 {
-    const NUMBERS: Numbers = Numbers::Fp4;
-    const LEVELS: Levels = levels::FP4;
-    const TABLE: &'static Table = &FP4;
-}
-
 /// Nibbles of a group. Those of the output rows from 8 on are the high ones.
 #[derive(Clone, Copy)]
 struct Nibbles<V> {
@@ -314,11 +287,13 @@ impl<V: Values> Words for Nibbles<V> {
             (_mm512_broadcast_i32x4(codes), _mm512_load_si512(ORDER.0.as_ptr().cast()))
         };
         let codes = _mm512_shuffle_epi8(codes, order);
-        V::TABLE.look_up(_mm512_mask_srli_epi16::<4>(codes, 0xffff_0000, codes))
+        Self::TABLE.look_up(_mm512_mask_srli_epi16::<4>(codes, 0xffff_0000, codes))
     }
 }
 
 impl<V: Values> Nibbles<V> {
+    const TABLE: &'static Table = &Table::new(&V::LEVELS.words);
+
     /// Returns the integers of two pairs, from `pair` on: those of the first and of the last eight output rows. Each register has
     /// the first pair in its lower half.
     #[inline]
@@ -327,7 +302,7 @@ impl<V: Values> Nibbles<V> {
         // SAFETY: the caller guarantees this.
         let codes = unsafe { _mm256_loadu_si256(self.codes.add(pair * PANEL).cast()) };
         let codes = _mm512_cvtepu8_epi16(codes);
-        [V::TABLE.look_up(codes), V::TABLE.look_up(_mm512_srli_epi16::<4>(codes))]
+        [Self::TABLE.look_up(codes), Self::TABLE.look_up(_mm512_srli_epi16::<4>(codes))]
     }
 }
 

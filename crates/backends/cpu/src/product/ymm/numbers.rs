@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::super::levels::{self, FACTORS, Levels, MANTISSAS};
+use super::super::levels::{FACTORS, Fp4, MANTISSAS, Nf4, Values};
 use super::tile::{self, Group, Multiplied, Panel, Place};
 use super::words::{self, Pair, Pairs, Unpacked};
 use super::{LANES, TileRows};
@@ -60,9 +60,6 @@ impl Table {
     }
 }
 
-static NF4: Table = Table::new(&levels::NF4.words);
-static FP4: Table = Table::new(&levels::FP4.words);
-
 /// Integers of a group of a stored panel. The first register of a pair has those of the rows 0 to 3 and 8 to 11, the second
 /// those of the other rows.
 trait Stored: Pairs {
@@ -79,34 +76,16 @@ trait Stored: Pairs {
     unsafe fn new(codes: *const u8) -> Self;
 }
 
-/// Values of a kind of nibbles.
-trait Values {
-    const NUMBERS: Numbers;
-    const LEVELS: Levels;
-    const TABLE: &'static Table;
-}
-
-struct Nf4;
-struct Fp4;
-
-impl Values for Nf4 {
-    const NUMBERS: Numbers = Numbers::Nf4;
-    const LEVELS: Levels = levels::NF4;
-    const TABLE: &'static Table = &NF4;
-}
-
-impl Values for Fp4 {
-    const NUMBERS: Numbers = Numbers::Fp4;
-    const LEVELS: Levels = levels::FP4;
-    const TABLE: &'static Table = &FP4;
-}
-
 /// Indices of a table.
 struct Indices<V> {
     codes: *const u8,
     low: __m256i,
     high: __m256i,
     values: PhantomData<V>,
+}
+
+impl<V: Values> Indices<V> {
+    const TABLE: &'static Table = &Table::new(&V::LEVELS.words);
 }
 
 impl<V: Values> Stored for Indices<V> {
@@ -117,7 +96,7 @@ impl<V: Values> Stored for Indices<V> {
     #[inline(always)]
     unsafe fn new(codes: *const u8) -> Self {
         // SAFETY: the caller guarantees this.
-        unsafe { Self { codes, low: table(&V::TABLE.low), high: table(&V::TABLE.high), values: PhantomData } }
+        unsafe { Self { codes, low: table(&Self::TABLE.low), high: table(&Self::TABLE.high), values: PhantomData } }
     }
 }
 
