@@ -210,6 +210,7 @@ fn steps_and_kernels_are_measured_on_a_gpu() {
         "embed",
         "glu_silu",
         "gather_rows",
+        "gather_columns",
         "qkv_post",
         "copy_blocks",
         "sampling",

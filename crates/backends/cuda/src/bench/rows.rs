@@ -2,8 +2,8 @@
 
 use octavo_kernels::manifest::{self, Activation, Instance, NormMean};
 use octavo_kernels::params::{
-    CopyBlocksParams, EmbedParams, GatherRowsParams, GluParams, KV_BLOCK, NormParams, Params, QkvPostParams,
-    SAMPLING_LOGPROBS, SamplingParams, SamplingRow,
+    CopyBlocksParams, EmbedParams, GatherColumnsParams, GatherRowsParams, GluParams, KV_BLOCK, NormParams, Params,
+    QkvPostParams, SAMPLING_LOGPROBS, SamplingParams, SamplingRow,
 };
 
 use super::cases::{Cases, Tables, Work, counted};
@@ -28,6 +28,7 @@ impl Cases<'_> {
             self.qkv_post(rows);
             self.glu(rows);
             self.gather(rows);
+            self.gather_columns(rows);
         }
         self.copy_blocks();
     }
@@ -157,6 +158,27 @@ impl Cases<'_> {
                 cols: hidden as u32,
             };
             (params, params.grid())
+        });
+    }
+
+    /// The inputs of a product whose weight was quantised in another order of its columns.
+    fn gather_columns(&mut self, rows: usize) {
+        let (hidden, size) = (self.bench.hidden, self.size());
+        let (mut plan, mut tables) = (Plan::default(), Tables::default());
+        let [input, out] = [(); 2].map(|()| plan.take((rows * hidden * size) as u64));
+        // Neighbours of the result lie apart, as in a checkpoint.
+        let order = tables.add((0..hidden).map(|column| ((column * 7919 % hidden) as f32).to_bits()));
+        let bytes = 2 * rows * hidden * size + hidden * size_of::<f32>();
+        let work = Work { what: format!("{hidden} columns, {}", counted(rows, "row")), bytes, flops: 0, plan, tables };
+        self.kernel(manifest::gather_columns(self.dtype), work, move |at, threads| {
+            let params = GatherColumnsParams {
+                out: at.data(out),
+                input: at.data(input),
+                column_index: at.table(order),
+                rows: rows as u32,
+                cols: hidden as u32,
+            };
+            (params, params.grid(threads))
         });
     }
 
