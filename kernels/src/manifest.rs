@@ -23,10 +23,10 @@ pub use fill::fill;
 pub use images::{MediaMove, embed_taps, mean_rows, media_rows, patches};
 pub use linear::{
     FUSED_ROWS, FUSED_SHARED, GEMM_F8_TILE, GEMM_QUANT_MOST, GEMM_QUANT_ROWS, GemmTile, MMVQ_PAIRS, Pairs,
-    SKINNY_QUANT_INPUTS, SKINNY_QUANT_TILES, SKINNY_STAGES, SKINNY_TILES, STAGE_INPUTS, dequantize, gemm, gemm_f8,
-    gemm_quant, gemm_skinny, gemm_skinny_quant, gemv, gemv_cutoff, gemv_fused, gemv_quant, gemv_rows, has_mmvq_glu,
-    library_cutoff, mmvq, mmvq_cutoff, mmvq_glu, mmvq_pair, mmvq_rows, quantize_activations, quantize_f8,
-    quantize_f8_groups, scale_f8, skinny_most, skinny_quant_most, skinny_rows,
+    SKINNY_QUANT_INPUTS, SKINNY_STAGES, SKINNY_TILES, STAGE_INPUTS, SkinnyQuant, dequantize, gemm, gemm_f8, gemm_quant,
+    gemm_skinny, gemm_skinny_quant, gemv, gemv_cutoff, gemv_fused, gemv_quant, gemv_rows, has_mmvq_glu, library_cutoff,
+    mmvq, mmvq_cutoff, mmvq_glu, mmvq_pair, mmvq_rows, quantize_activations, quantize_f8, quantize_f8_groups, scale_f8,
+    skinny_most, skinny_quant_most, skinny_quant_tiles, skinny_rows,
 };
 pub use lora::{lora_expand, lora_expand_table, lora_pairs, lora_shrink};
 pub use rows::{

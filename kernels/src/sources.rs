@@ -50,6 +50,8 @@ sources! {
     GEMM_SKINNY = "cuda/gemm_skinny.cu",
     /// Product of few rows of 16-bit activations with a quantised weight, on the tensor cores of sm_80 and later.
     GEMM_SKINNY_QUANT = "cuda/gemm_skinny_quant.cu",
+    /// Product of few rows of f16 with a quantised weight, on the tensor cores of Volta.
+    GEMM_SKINNY_VOLTA = "cuda/gemm_skinny_volta.cu",
     /// Dense product of f16 on the tensor cores of Volta, of a matrix or of experts.
     GEMM_VOLTA = "cuda/gemm_volta.cu",
     /// Dense product in f32.

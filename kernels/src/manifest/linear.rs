@@ -225,10 +225,18 @@ pub const SKINNY_QUANT_INPUTS: u32 = 128;
 /// Maximum dynamic shared memory of a CTA of [`gemm_skinny_quant`] in bytes: what sm_86 has, less an array of the kernel.
 const SKINNY_QUANT_SHARED: usize = (99 << 10) - 128;
 
-/// Returns the maximum number of rows of [`gemm_skinny_quant`] on a chip for K inputs; 0 if there is no such kernel.
+/// Returns the maximum number of rows for which [`gemm_skinny_quant`] is used on a chip for K inputs; 0 if there is no such kernel.
 pub const fn skinny_quant_most(chip: Chip, dtype: Dtype, k: u32) -> u32 {
-    if k.is_multiple_of(2 * SKINNY_QUANT_INPUTS) { skinny_most(chip, dtype) } else { 0 }
+    match chip.has_sm75() {
+        _ if !k.is_multiple_of(2 * SKINNY_QUANT_INPUTS) => 0,
+        false if matches!(dtype, Dtype::F16) => SKINNY_VOLTA_MOST,
+        _ => skinny_most(chip, dtype),
+    }
 }
+
+/// Maximum number of rows for which a weight is not dequantised first on Volta. The values of a dequantised weight are written and
+/// read again, which takes as long as the products of so many rows.
+const SKINNY_VOLTA_MOST: u32 = 256;
 
 /// Returns the maximum number of rows for which [`mmvq`] is to be preferred over [`gemm_skinny_quant`]: where the memory leaves no time
 /// for the instructions of eight rows, as in [`gemv_cutoff`], four.
@@ -271,12 +279,58 @@ impl QuantTile {
     }
 }
 
-/// Numbers of rows with [`gemm_skinny_quant`] instances.
-pub const SKINNY_QUANT_TILES: [u32; 3] = [8, 32, SKINNY_ROWS];
+/// An instance for the product of 16-bit activations with a quantised weight of a multiple of 256 inputs.
+#[derive(Clone, Debug)]
+pub struct SkinnyQuant {
+    /// The instance.
+    pub instance: Instance,
+    /// Number of rows of a CTA.
+    pub rows: u32,
+    /// Number of outputs of a CTA.
+    pub outputs: u32,
+}
 
-/// Returns the instance for the product of 16-bit activations with a quantised weight of a multiple of 256 inputs, with at most `rows`
-/// rows (one of [`SKINNY_QUANT_TILES`]) and outputs of this type or in f32. A row's bits are the same in all instances.
-pub fn gemm_skinny_quant(format: QuantFormat, dtype: Dtype, rows: u32) -> Instance {
+/// Returns the numbers of rows with [`gemm_skinny_quant`] instances on a chip, in ascending order. Before sm_75, several CTAs may
+/// share the rows; from sm_80 on, one has them all.
+pub const fn skinny_quant_tiles(chip: Chip, format: QuantFormat) -> &'static [u32] {
+    match chip.has_sm75() {
+        true => &[8, 32, SKINNY_ROWS],
+        // There are no registers for 32 rows beside what converts these codes.
+        false if format.is_listed() || format.is_float() => &[16],
+        false => &[16, 32],
+    }
+}
+
+/// Returns the instance for the product of 16-bit activations with a quantised weight of a multiple of 256 inputs, with `rows`
+/// rows for each CTA (one of [`skinny_quant_tiles`]) and outputs of this type or in f32. A row's bits are the same in all instances
+/// of a chip.
+pub fn gemm_skinny_quant(chip: Chip, format: QuantFormat, dtype: Dtype, rows: u32) -> SkinnyQuant {
+    match chip.has_sm75() {
+        true => skinny_quant_mma(format, dtype, rows),
+        false => skinny_quant_volta(format, rows),
+    }
+}
+
+fn skinny_quant_volta(format: QuantFormat, rows: u32) -> SkinnyQuant {
+    let (threads, outputs, groups) = (128, 256, SKINNY_QUANT_INPUTS as usize / 32);
+    let name = format!("gemm_skinny_volta_{}_m{rows}", format.name());
+    let call = format!("gemm_skinny_volta<{}, {rows}>", format.c_name());
+    // Two stages of the input, each with sums for every minimum.
+    let minima = if format.is_listed() || format.is_float() { 0 } else { format.scales_of_group().0 * groups };
+    let input = rows as usize * SKINNY_QUANT_INPUTS as usize * Dtype::F16.bytes();
+    let sums = minima * (rows as usize + 8) * size_of::<f32>();
+    // Scales and minima of a stage of every output.
+    let factors = outputs as usize * groups * (format.scales_of_group().0 + minima / groups) * size_of::<f32>();
+    let instance = Instance::new::<SkinnyQuantParams>(sources::GEMM_SKINNY_VOLTA, name, call, threads)
+        .with_shared(2 * (input + sums) + factors)
+        .decoding(&[format])
+        // By default the compiler spills a little to fit a third CTA.
+        .resident(if rows == 16 { 2 } else { 0 })
+        .on(Chips::BeforeSm75);
+    SkinnyQuant { instance, rows, outputs }
+}
+
+fn skinny_quant_mma(format: QuantFormat, dtype: Dtype, rows: u32) -> SkinnyQuant {
     let QuantTile { warps, stages, shared } = QuantTile::new(format, rows);
     let call = format!("gemm_skinny_quant<{}, {}, {rows}, {warps}, {stages}>", format.c_name(), dtype.c_name());
     let name = format!("gemm_skinny_quant_{}_{}_m{rows}", format.name(), dtype.name());
@@ -285,12 +339,13 @@ pub fn gemm_skinny_quant(format: QuantFormat, dtype: Dtype, rows: u32) -> Instan
         .with_stages(stages)
         .decoding(&[format])
         .on(Chips::FromSm80);
-    match format {
+    let instance = match format {
         QuantFormat::Q2K | QuantFormat::Q3K => instance,
         // By default the compiler spills a little to fit one more CTA, on one chip or another.
         _ if rows == 32 && warps == 8 => instance.resident(1),
         _ => instance,
-    }
+    };
+    SkinnyQuant { rows, outputs: instance.threads, instance }
 }
 
 /// Numbers of rows with [`mmvq`] instances.
@@ -463,7 +518,10 @@ pub(super) fn all(chip: Chip) -> Vec<Instance> {
                 if format.block_elements() < 256 {
                     instances.extend([dtype, Dtype::F32].map(|out| gemm_quant(format, dtype, out)));
                 }
-                instances.extend(SKINNY_QUANT_TILES.map(|rows| gemm_skinny_quant(format, dtype, rows)));
+            }
+            if skinny_quant_most(chip, dtype, 2 * SKINNY_QUANT_INPUTS) > 0 {
+                let of_rows = |rows: &u32| gemm_skinny_quant(chip, format, dtype, *rows).instance;
+                instances.extend(skinny_quant_tiles(chip, format).iter().map(of_rows));
             }
             instances.push(dequantize(format, dtype));
         }

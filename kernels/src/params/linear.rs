@@ -1,7 +1,7 @@
 //! Parameters of the matrix products. M = rows, N = outputs, K = inputs; T is the element type of activations.
 
 use super::{DevicePtr, params};
-use crate::manifest::{GEMM_QUANT_ROWS, SKINNY_QUANT_INPUTS};
+use crate::manifest::{Dtype, GEMM_QUANT_ROWS, SKINNY_QUANT_INPUTS, SkinnyQuant};
 use crate::parts::WeightStage;
 
 params! {
@@ -143,7 +143,8 @@ params! {
         partial: DevicePtr,
         /// u32, one for each tile of outputs, zero before the first launch, and left zero. Not read with one part.
         tickets: DevicePtr,
-        /// The product; M is at most the number of rows of the instance, and K a multiple of 256.
+        /// The product; M is at most [`SKINNY_ROWS`](crate::parts::SKINNY_ROWS), from sm_80 on at most the number of rows of the
+        /// instance, and K a multiple of 256.
         product: QuantLinearParams,
         /// Number of stages of 128 inputs in a part.
         steps: u32,
@@ -225,11 +226,16 @@ impl SkinnyLinearParams {
 }
 
 impl SkinnyQuantParams {
-    /// Returns the grid of a launch of [`gemm_skinny_quant`](crate::manifest::gemm_skinny_quant) with `threads` threads per CTA, each
-    /// of which has an output.
-    pub fn grid(&self, threads: u32) -> [u32; 3] {
-        let QuantLinearParams { n, k, .. } = self.product;
-        [n.div_ceil(threads), k.div_ceil(SKINNY_QUANT_INPUTS).div_ceil(self.steps.max(1)), 1]
+    /// Returns the grid of a launch of this instance.
+    pub fn grid(&self, instance: &SkinnyQuant) -> [u32; 3] {
+        self.grid_of([instance.rows, instance.outputs])
+    }
+
+    /// Returns the grid of a launch of CTAs with so many rows and outputs.
+    pub fn grid_of(&self, [rows, outputs]: [u32; 2]) -> [u32; 3] {
+        let QuantLinearParams { m, n, k, .. } = self.product;
+        let parts = k.div_ceil(SKINNY_QUANT_INPUTS).div_ceil(self.steps.max(1));
+        [n.div_ceil(outputs) * m.div_ceil(rows), parts, 1]
     }
 }
 
@@ -272,6 +278,14 @@ impl QuantLinearParams {
     /// Returns the grid of a launch of [`gemm_quant`](crate::manifest::gemm_quant).
     pub fn gemm_grid(&self) -> [u32; 3] {
         [self.n.div_ceil(GEMM_QUANT_OUTPUTS), self.m.div_ceil(GEMM_QUANT_ROWS), 1]
+    }
+
+    /// Returns the product of at most `most` rows from `first` on, with inputs and outputs of these types.
+    pub fn rows_from(&self, first: u32, most: u32, [input, out]: [Dtype; 2]) -> Self {
+        let bytes = |elements: u32, dtype: Dtype| u64::from(first) * u64::from(elements) * dtype.bytes() as u64;
+        let (read, written) = (bytes(self.k, input), bytes(self.out_stride, out));
+        let add = if self.add == 0 { 0 } else { self.add + written };
+        Self { input: self.input + read, out: self.out + written, add, m: most.min(self.m - first), ..*self }
     }
 }
 

@@ -131,6 +131,11 @@ const CASES: &[Case] = &[
         files: &["cuda/gemm_skinny_quant.cu"],
         run: skinny_quant::check_parts,
     },
+    Case {
+        name: "few rows with a quantised weight on sm_70",
+        files: &["cuda/gemm_skinny_volta.cu"],
+        run: skinny_quant::check_parts_on_volta,
+    },
     Case { name: "few rows", files: &["cuda/gemv.cu"], run: linear::check_vectors },
     Case { name: "few rows with a norm", files: &["cuda/gemv_fused.cu", "gpu.h"], run: fused::check_turns },
     Case {

@@ -1,7 +1,7 @@
 //! Compares products of few rows with quantised weights on tensor cores with f64 and with each other.
 
 use octavo_kernels::emulation::Order;
-use octavo_kernels::manifest::{self, Dtype, Instance};
+use octavo_kernels::manifest::{self, Chip, Dtype, SkinnyQuant};
 use octavo_kernels::params::{QuantLinearParams, SkinnyQuantParams};
 use octavo_kernels::parts::{InputParts, SKINNY_ROWS, WeightStage};
 use octavo_kernels::quant::QuantFormat;
@@ -12,17 +12,33 @@ use crate::launcher::{Kernels, address, address_mut, dtypes, has_sm80};
 use crate::quantized::Weight;
 use crate::support::{Array, Tolerance, uniform};
 
-/// Returns a type of activations with that of outputs.
-fn types() -> impl Iterator<Item = (Dtype, Dtype)> {
-    let all = [(Dtype::F16, Dtype::F16), (Dtype::Bf16, Dtype::F32)];
-    all.into_iter().filter(|(dtype, _)| has_sm80() && dtypes().contains(dtype))
+/// Types of activations and outputs, and the chip whose kernels multiply them.
+#[derive(Clone, Copy, Debug)]
+struct Types {
+    chip: Chip,
+    dtype: Dtype,
+    out: Dtype,
+}
+
+const AMPERE: Types = Types { chip: Chip::SM_80, dtype: Dtype::F16, out: Dtype::F16 };
+const VOLTA: Types = Types { chip: Chip::SM_70, ..AMPERE };
+
+fn types() -> impl Iterator<Item = Types> {
+    let with_f32 = [Types { dtype: Dtype::Bf16, out: Dtype::F32, ..AMPERE }, Types { out: Dtype::F32, ..VOLTA }];
+    let all = [AMPERE, VOLTA].into_iter().chain(with_f32);
+    all.filter(|types| (has_sm80() || types.chip == VOLTA.chip) && dtypes().contains(&types.dtype))
+}
+
+/// Returns the smallest numbers of rows of the instances.
+fn first_tiles(types: Types, format: QuantFormat) -> &'static [u32] {
+    let tiles = manifest::skinny_quant_tiles(types.chip, format);
+    &tiles[..tiles.len().min(2)]
 }
 
 /// A product with all options.
 struct Case {
     format: QuantFormat,
-    dtype: Dtype,
-    out: Dtype,
+    types: Types,
     sizes: [usize; 3],
     weight: Weight,
     input: Array,
@@ -31,36 +47,36 @@ struct Case {
 }
 
 impl Case {
-    fn draw(rng: &mut TestRng, format: QuantFormat, (dtype, out): (Dtype, Dtype), sizes: [usize; 3]) -> Self {
+    fn draw(rng: &mut TestRng, format: QuantFormat, types: Types, sizes: [usize; 3]) -> Self {
         let [m, n, k] = sizes;
         Self {
             format,
-            dtype,
-            out,
+            types,
             sizes,
             weight: Weight::draw(rng, format, n, k),
-            input: uniform(dtype, m * k, 2.0, rng),
+            input: uniform(types.dtype, m * k, 2.0, rng),
             bias: (0..n).map(|_| rng.signed()).collect(),
-            add: uniform(out, m * n, 1.0, rng),
+            add: uniform(types.out, m * n, 1.0, rng),
         }
     }
 
     /// Returns the case of one row.
     fn row(self, row: usize) -> Self {
         let [_, n, k] = self.sizes;
-        let input = Array::new(self.dtype, &self.input.range(row * k..(row + 1) * k));
-        let add = Array::new(self.out, &self.add.range(row * n..(row + 1) * n));
+        let input = Array::new(self.types.dtype, &self.input.range(row * k..(row + 1) * k));
+        let add = Array::new(self.types.out, &self.add.range(row * n..(row + 1) * n));
         Self { sizes: [1, n, k], input, add, ..self }
     }
 
-    fn instance(&self, rows: u32) -> Instance {
-        manifest::gemm_skinny_quant(self.format, self.dtype, rows)
+    fn instance(&self, rows: u32) -> SkinnyQuant {
+        let Types { chip, dtype, .. } = self.types;
+        manifest::gemm_skinny_quant(chip, self.format, dtype, rows)
     }
 
     /// Returns the output, with the inputs divided into parts of `steps` stages. The tickets must be zero again.
-    fn run(&self, kernels: &Kernels, order: Order, instance: &Instance, steps: u32) -> Array {
+    fn run(&self, kernels: &Kernels, order: Order, skinny: &SkinnyQuant, steps: u32) -> Array {
         let [m, n, k] = self.sizes;
-        let mut found = Array::poisoned(self.out, m * n);
+        let mut found = Array::poisoned(self.types.out, m * n);
         let product = QuantLinearParams {
             weight: self.weight.layout.planes(address(&self.weight.memory)),
             input: self.input.ptr(),
@@ -74,10 +90,11 @@ impl Case {
             scale: 0.5,
             ..QuantLinearParams::default()
         };
-        let out_f32 = u32::from(self.out == Dtype::F32);
+        let out_f32 = u32::from(self.types.out == Dtype::F32);
         let params = SkinnyQuantParams { product, steps, out_f32, ..SkinnyQuantParams::default() };
-        let grid @ [tiles, parts, _] = params.grid(instance.threads);
-        let mut partial = vec![f32::NAN; (tiles * parts * instance.threads * SKINNY_ROWS) as usize];
+        let SkinnyQuant { instance, rows, outputs } = skinny;
+        let grid @ [tiles, parts, _] = params.grid(skinny);
+        let mut partial = vec![f32::NAN; (tiles * parts * outputs * rows) as usize];
         let mut tickets = vec![0u32; tiles as usize];
         let (partial, tickets_at) = (address_mut(&mut partial), address_mut(&mut tickets));
         launch(kernels, order, instance, grid, &SkinnyQuantParams { partial, tickets: tickets_at, ..params });
@@ -94,27 +111,33 @@ impl Case {
         let value = |at: usize| 0.5 * (dot(at / n, at % n) + f64::from(self.bias[at % n])) + self.add.get(at);
         let expected: Vec<f64> = (0..m * n).map(value).collect();
         // The entries of a table are rounded.
-        let least = if self.format.is_float() { Tolerance::Product.bound(self.dtype) } else { 0.0 };
-        let tolerance = Tolerance::Product.bound(self.out).max(least);
+        let least = if self.format.is_float() { Tolerance::Product.bound(self.types.dtype) } else { 0.0 };
+        let tolerance = Tolerance::Product.bound(self.types.out).max(least);
         assert_near(&found.values(), &expected, tolerance, &format!("{context}: {m} x {n} x {k}"));
     }
 }
 
 /// Checks a format for numbers of rows: near f64, in every order, and with the same bits by each instance.
-fn check_rows(rng: &mut TestRng, format: QuantFormat, types: (Dtype, Dtype), all: &[u32]) {
-    let instances: Vec<_> =
-        all.iter().map(|rows| (*rows, manifest::gemm_skinny_quant(format, types.0, *rows))).collect();
-    let kernels = Kernels::new(&instances.iter().map(|(_, instance)| instance.clone()).collect::<Vec<_>>());
-    let widest = &instances.last().expect("instances").1;
-    for (rows, instance) in &instances {
-        let m = *rows as usize - rng.below(*rows as usize / 2 + 1);
+fn check_rows(rng: &mut TestRng, format: QuantFormat, types: Types, all: &[u32]) {
+    let of_rows = |rows: &u32| manifest::gemm_skinny_quant(types.chip, format, types.dtype, *rows);
+    let instances: Vec<SkinnyQuant> = all.iter().map(of_rows).collect();
+    let kernels = Kernels::new(&instances.iter().map(|skinny| skinny.instance.clone()).collect::<Vec<_>>());
+    let widest = instances.last().expect("instances");
+    for skinny in &instances {
+        // On Volta, the rows are those of several tiles, too.
+        let most = if types.chip == VOLTA.chip { SKINNY_ROWS } else { skinny.rows };
+        let m = most as usize - rng.below(most as usize / 2 + 1);
         let sizes = [m, 1 + rng.below(300), 256 * (1 + rng.below(4))];
         let steps = 1 + rng.below(5) as u32;
         let case = Case::draw(rng, format, types, sizes);
-        let found = in_every_order(|order| case.run(&kernels, order, instance, steps));
-        let context = format!("{} in parts of {steps}", instance.name);
+        let found = in_every_order(|order| case.run(&kernels, order, skinny, steps));
+        let context = format!("{} in parts of {steps}", skinny.instance.name);
         case.check(&found, &context);
-        assert!(found == case.run(&kernels, Order::Forward, widest, steps), "{context}: {} differs", widest.name);
+        assert!(
+            found == case.run(&kernels, Order::Forward, widest, steps),
+            "{context}: {} differs",
+            widest.instance.name
+        );
     }
 }
 
@@ -122,7 +145,7 @@ fn check_rows(rng: &mut TestRng, format: QuantFormat, types: (Dtype, Dtype), all
 fn skinny_products_of_all_formats_are_near_f64() {
     let mut rng = rng();
     for format in QuantFormat::ALL {
-        types().for_each(|types| check_rows(&mut rng, format, types, &[8, 32]));
+        types().for_each(|types| check_rows(&mut rng, format, types, first_tiles(types, format)));
     }
 }
 
@@ -130,10 +153,10 @@ fn skinny_products_of_all_formats_are_near_f64() {
 fn small_skinny_products_of_all_rows_have_the_same_bits() {
     let mut rng = rng();
     for types in types() {
-        check_rows(&mut rng, QuantFormat::Q4K, types, &manifest::SKINNY_QUANT_TILES);
+        check_rows(&mut rng, QuantFormat::Q4K, types, manifest::skinny_quant_tiles(types.chip, QuantFormat::Q4K));
     }
-    for types in types().take(1) {
-        check_rows(&mut rng, QuantFormat::Q6K, types, &manifest::SKINNY_QUANT_TILES);
+    for types in types().filter(|types| types.out == Dtype::F16) {
+        check_rows(&mut rng, QuantFormat::Q6K, types, manifest::skinny_quant_tiles(types.chip, QuantFormat::Q6K));
     }
 }
 
@@ -142,8 +165,9 @@ fn small_skinny_rows_of_a_quantised_weight_have_the_same_bits_alone_and_among_ot
     let mut rng = rng();
     for types in types() {
         let case = Case::draw(&mut rng, QuantFormat::Q4K, types, [50, 24, 256 * 5]);
-        let instances = [case.instance(8), case.instance(64)];
-        let kernels = Kernels::new(&instances);
+        let tiles = manifest::skinny_quant_tiles(types.chip, case.format);
+        let instances = [tiles[0], tiles[tiles.len() - 1]].map(|rows| case.instance(rows));
+        let kernels = Kernels::new(&instances.each_ref().map(|skinny| skinny.instance.clone()));
         // No number of rows decides the parts.
         let parts = InputParts::new(WeightStage::quantised(QuantFormat::Q4K), 24, 256 * 5, 132);
         assert!(parts.count > 1, "{parts:?}");
@@ -160,9 +184,9 @@ fn small_skinny_nan_in_one_row_of_a_quantised_product_stays_there() {
     for types in types() {
         let mut case = Case::draw(&mut rng, QuantFormat::Q5K, types, [8, 33, 256]);
         case.input.set(5 * 256 + 7, f64::NAN);
-        let instance = case.instance(8);
-        let kernels = Kernels::new(std::slice::from_ref(&instance));
-        let found = case.run(&kernels, Order::Forward, &instance, 1);
+        let skinny = case.instance(first_tiles(types, case.format)[0]);
+        let kernels = Kernels::new(std::slice::from_ref(&skinny.instance));
+        let found = case.run(&kernels, Order::Forward, &skinny, 1);
         for (row, values) in found.values().chunks(33).enumerate() {
             assert!(values.iter().all(|x| x.is_nan() == (row == 5)), "{types:?} row {row}");
         }
@@ -170,27 +194,36 @@ fn small_skinny_nan_in_one_row_of_a_quantised_product_stays_there() {
 }
 
 /// Checks a product whose outputs are each shared by several CTAs.
+fn check_parts_of(types: Types) {
+    let case = Case::draw(&mut rng(), QuantFormat::Q4K, types, [7, 129, 256 * 5]);
+    let skinny = case.instance(first_tiles(types, case.format)[0]);
+    let kernels = Kernels::new(std::slice::from_ref(&skinny.instance));
+    let found = in_every_order(|order| case.run(&kernels, order, &skinny, 7));
+    case.check(&found, &skinny.instance.name);
+}
+
 pub(crate) fn check_parts() {
-    let case = Case::draw(&mut rng(), QuantFormat::Q4K, (Dtype::F16, Dtype::F16), [7, 129, 256 * 5]);
-    let instance = case.instance(8);
-    let kernels = Kernels::new(std::slice::from_ref(&instance));
-    let found = in_every_order(|order| case.run(&kernels, order, &instance, 7));
-    case.check(&found, &instance.name);
+    check_parts_of(AMPERE);
+}
+
+pub(crate) fn check_parts_on_volta() {
+    check_parts_of(VOLTA);
 }
 
 #[test]
 fn skinny_products_of_quantised_weights_meet_in_no_bank() {
     let rng = &mut rng();
-    for format in [QuantFormat::Q4K, QuantFormat::Q6K, QuantFormat::Q8_0, QuantFormat::Q5K] {
-        for rows in [8, 32] {
-            let case = Case::draw(rng, format, (Dtype::F16, Dtype::F16), [rows, 256, 512]);
-            let instance = case.instance(rows as u32);
-            let kernels = Kernels::new(std::slice::from_ref(&instance));
+    let formats = [QuantFormat::Q4K, QuantFormat::Q6K, QuantFormat::Q8_0, QuantFormat::Q5K];
+    for (types, format) in [AMPERE, VOLTA].into_iter().flat_map(|types| formats.map(|format| (types, format))) {
+        for rows in first_tiles(types, format) {
+            let case = Case::draw(rng, format, types, [*rows as usize, 256, 512]);
+            let skinny = case.instance(*rows);
+            let kernels = Kernels::new(std::slice::from_ref(&skinny.instance));
             let bank_use = kernels.bank_use(|| {
-                case.run(&kernels, Order::Forward, &instance, 4);
+                case.run(&kernels, Order::Forward, &skinny, 4);
             });
             if let Some(bank_use) = bank_use {
-                assert_eq!(bank_use.wavefronts, bank_use.phases, "{}: {bank_use:?}", instance.name);
+                assert_eq!(bank_use.wavefronts, bank_use.phases, "{}: {bank_use:?}", skinny.instance.name);
             }
         }
     }

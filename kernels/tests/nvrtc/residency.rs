@@ -171,7 +171,7 @@ fn quantised_weights_of_few_rows_are_asked_for_in_time() {
         for (dtype, format) in
             [Dtype::F16, Dtype::Bf16].into_iter().flat_map(|dtype| QuantFormat::ALL.map(|format| (dtype, format)))
         {
-            let instance = manifest::gemm_skinny_quant(format, dtype, rows);
+            let instance = manifest::gemm_skinny_quant(chip, format, dtype, rows).instance;
             let held = resident(&budget, chip, &instance);
             let stage = format.bytes_of(u64::from(instance.threads * manifest::SKINNY_QUANT_INPUTS));
             // One stage is multiplied.

@@ -3,13 +3,14 @@
 mod library_fp8;
 
 use std::collections::HashMap;
+use std::ops::Range;
 
-use octavo_kernels::manifest::{self, AttentionTypes, CacheType, Dtype};
+use octavo_kernels::manifest::{self, AttentionTypes, CacheType, Dtype, SkinnyQuant};
 use octavo_kernels::params::{
     DequantizeParams, LinearParams, QuantLinearParams, QuantPairParams, QuantWeight, QuantizeParams, RoundedRows,
     SkinnyQuantParams,
 };
-use octavo_kernels::parts::{InputParts, WeightStage};
+use octavo_kernels::parts::{InputParts, SKINNY_ROWS, WeightStage};
 use octavo_kernels::quant::QuantFormat;
 use octavo_ops::BackendError;
 
@@ -57,8 +58,8 @@ struct Quant {
     vectors: Vec<(u32, KernelId)>,
     /// Those that multiply the next part too.
     pairs: Vec<(u32, KernelId)>,
-    /// Kernels on tensor cores that read the weight once, with their number of rows, ascending.
-    skinny: Vec<(u32, KernelId)>,
+    /// Kernels on tensor cores for weights as they are stored, with their maximum number of rows, ascending.
+    skinny: Vec<(u32, Skinny)>,
     /// Kernel in their place for numbers of inputs that they do not support.
     tiles: Option<KernelId>,
     /// Kernels that round the input to FP8 and multiply it, for still more rows.
@@ -66,6 +67,14 @@ struct Quant {
     /// The same by cuBLASLt.
     fp8_library: Option<LibraryFp8>,
     dequantize: KernelId,
+}
+
+/// A kernel of [`manifest::gemm_skinny_quant`].
+#[derive(Clone, Copy, Debug)]
+struct Skinny {
+    kernel: KernelId,
+    /// Numbers of rows and outputs of a CTA.
+    tile: [u32; 2],
 }
 
 /// The kernel that rounds the input of a product.
@@ -142,9 +151,7 @@ impl ProductPart {
             vectors: (VECTOR_ROWS.into_iter().filter(exact))
                 .map(|rows| (rows, instances.id(few_rows(format, dtype, *out, rows))))
                 .collect(),
-            skinny: (manifest::SKINNY_QUANT_TILES.into_iter().filter(|rows| *rows > vectors && *rows <= skinny))
-                .map(|rows| (rows, instances.id(manifest::gemm_skinny_quant(format, dtype, rows))))
-                .collect(),
+            skinny: skinny_kernels(setting, format, vectors..skinny, instances),
             tiles: (tiled && skinny == 0).then(|| instances.id(manifest::gemm_quant(format, dtype, *out))),
             fp8: (format == QuantFormat::F8E4M3 && setting.rounds_to_fp8() && chip.has_fp8_mma()).then(|| {
                 (Rounding::Rows(instances.id(manifest::quantize_f8(dtype))), instances.id(manifest::gemm_f8(*out)))
@@ -254,7 +261,7 @@ impl ProductPart {
     pub(crate) fn by_library(&self, library: &CublasLt, rows: u32, scratch: &Scratch) -> Option<(Shape, Operands)> {
         let of_few = |quant: &Quant| {
             let is_tiled = quant.tiles.is_some() && rows <= MOST_TILED_ROWS;
-            is_tiled || [&quant.vectors, &quant.skinny].into_iter().any(|kernels| for_rows(kernels, rows).is_some())
+            is_tiled || for_rows(&quant.vectors, rows).is_some() || for_rows(&quant.skinny, rows).is_some()
         };
         if self.quant.as_ref().is_some_and(of_few) {
             return None;
@@ -280,7 +287,7 @@ impl ProductPart {
 const MOST_TILED_ROWS: u32 = manifest::GEMM_QUANT_MOST;
 
 // Both kernels are for equally many rows.
-const _: () = assert!(MOST_TILED_ROWS == octavo_kernels::parts::SKINNY_ROWS);
+const _: () = assert!(MOST_TILED_ROWS == SKINNY_ROWS);
 
 /// Returns the kernel of a product of a few rows with a quantised weight.
 fn few_rows(format: QuantFormat, dtype: Dtype, out: Dtype, rows: u32) -> manifest::Instance {
@@ -288,6 +295,29 @@ fn few_rows(format: QuantFormat, dtype: Dtype, out: Dtype, rows: u32) -> manifes
         true => manifest::gemv_quant(format, dtype, out, rows),
         false => manifest::mmvq(format, out, rows),
     }
+}
+
+/// Returns the kernels on tensor cores for more rows than `rows.start` and at most `rows.end`. The last one has tiles of rows.
+fn skinny_kernels(
+    setting: &Setting,
+    format: QuantFormat,
+    rows: Range<u32>,
+    instances: &mut Instances,
+) -> Vec<(u32, Skinny)> {
+    let Setting { chip, dtype, .. } = *setting;
+    let wanted = manifest::skinny_quant_tiles(chip, format)
+        .iter()
+        .filter(|of_tile| **of_tile > rows.start && **of_tile <= rows.end);
+    let mut kernels: Vec<_> = wanted
+        .map(|of_tile| {
+            let SkinnyQuant { instance, rows, outputs } = manifest::gemm_skinny_quant(chip, format, dtype, *of_tile);
+            (rows, Skinny { kernel: instances.id(instance), tile: [rows, outputs] })
+        })
+        .collect();
+    if let Some((most, _)) = kernels.last_mut() {
+        *most = rows.end;
+    }
+    kernels
 }
 
 /// Returns the shape of a product for cuBLASLt, and its bias, if the library supports it: no softcap, a bias of the
@@ -391,15 +421,20 @@ impl<L: Launcher> Machine<L> {
         Ok(())
     }
 
-    /// Launches a product with a quantised weight on tensor cores, which read it once.
-    fn skinny_quant(&self, kernel: KernelId, part: &ProductPart, quant: &Quant, rows: u32) -> Result<(), BackendError> {
-        let product = part.quantised(quant, part.exact(), rows);
+    /// Launches a product with a quantised weight on tensor cores, which read it once for [`SKINNY_ROWS`] rows.
+    fn skinny_quant(&self, skinny: Skinny, part: &ProductPart, quant: &Quant, rows: u32) -> Result<(), BackendError> {
+        let Skinny { kernel, tile } = skinny;
+        let whole = part.quantised(quant, part.exact(), rows);
         let stage = WeightStage::quantised(quant.format);
-        let InputParts { steps, .. } = InputParts::new(stage, product.n, product.k, self.launcher.processors());
+        let InputParts { steps, .. } = InputParts::new(stage, whole.n, whole.k, self.launcher.processors());
         let (partial, tickets) = self.scratch.parts;
         let out_f32 = u32::from(part.out == Dtype::F32);
-        let params = SkinnyQuantParams { partial, tickets, product, steps, out_f32 };
-        self.launch(kernel, params.grid(self.launcher.threads(kernel)), &params)
+        for first in (0..rows).step_by(SKINNY_ROWS as usize) {
+            let product = whole.rows_from(first, SKINNY_ROWS, [self.dtype, part.out]);
+            let params = SkinnyQuantParams { partial, tickets, product, steps, out_f32 };
+            self.launch(kernel, params.grid_of(tile), &params)?;
+        }
+        Ok(())
     }
 
     /// Returns the rounded input of a quantised product. It is not rounded again if it is `rounded` so.

@@ -1,11 +1,11 @@
 //! Cases of products, dense and quantised.
 
-use octavo_kernels::manifest::{self, Dtype, GemmTile, Instance};
+use octavo_kernels::manifest::{self, Dtype, GemmTile, Instance, SkinnyQuant};
 use octavo_kernels::params::{
     DequantizeParams, LinearParams, QuantLinearParams, QuantWeight, QuantizeParams, SkinnyLinearParams,
     SkinnyQuantParams,
 };
-use octavo_kernels::parts::{InputParts, SKINNY_OUTPUTS, WeightStage};
+use octavo_kernels::parts::{InputParts, SKINNY_OUTPUTS, SKINNY_ROWS, WeightStage};
 use octavo_kernels::quant::{QuantFormat, QuantLayout};
 
 use super::At;
@@ -52,10 +52,10 @@ struct Dense {
 }
 
 impl Work {
-    /// Adds the memory of a product whose inputs are divided: the sums of its parts, and a ticket for each tile of outputs. A tile has
-    /// so many outputs and rows.
-    fn add_parts(&mut self, parts: InputParts, n: usize, [outputs, rows]: [u32; 2]) -> (Region, usize) {
-        let tiles = n.div_ceil(outputs as usize);
+    /// Adds the memory of a product whose inputs are divided: the sums of its parts, and a ticket for each tile. A tile has so many
+    /// rows and outputs.
+    fn add_parts(&mut self, parts: InputParts, [m, n]: [usize; 2], [rows, outputs]: [u32; 2]) -> (Region, usize) {
+        let tiles = m.div_ceil(rows as usize) * n.div_ceil(outputs as usize);
         let sums = tiles * parts.count as usize * (outputs * rows) as usize;
         let partial = self.plan.take((sums * size_of::<f32>()) as u64);
         (partial, self.tables.add(std::iter::repeat_n(0, tiles)))
@@ -143,7 +143,7 @@ impl Cases<'_> {
             let (mut work, dense) = self.dense_work(weight, rows);
             let parts = InputParts::new(WeightStage::DENSE, n as u32, k as u32, self.device.processors);
             let steps = parts.steps;
-            let (partial, tickets) = work.add_parts(parts, n, [SKINNY_OUTPUTS, most]);
+            let (partial, tickets) = work.add_parts(parts, [rows, n], [most, SKINNY_OUTPUTS]);
             self.kernel(manifest::gemm_skinny(dtype, out, most), work, move |at, _| {
                 let (linear, partial, tickets) = (params(at, dense), at.data(partial), at.table(tickets));
                 let params = SkinnyLinearParams { partial, tickets, linear, steps, reserved: 0 };
@@ -224,7 +224,7 @@ impl Cases<'_> {
                 QuantLinearParams::grid,
             );
         }
-        if rows as u32 <= manifest::skinny_quant_most(self.chip(), dtype, weight.k as u32) {
+        if rows as u32 <= manifest::skinny_quant_most(self.chip(), dtype, weight.k as u32).min(SKINNY_ROWS) {
             self.skinny_quant(weight, format, layout, rows);
         } else if self.chip().has_sm80() && dtype != Dtype::F32 && rows as u32 <= manifest::GEMM_QUANT_MOST {
             let instance = manifest::gemm_quant(format, dtype, dtype);
@@ -260,18 +260,21 @@ impl Cases<'_> {
     }
 
     fn skinny_quant(&mut self, weight: Weight, format: QuantFormat, layout: QuantLayout, rows: usize) {
-        let Some(most) = manifest::SKINNY_QUANT_TILES.into_iter().find(|most| rows as u32 <= *most) else { return };
-        let instance = manifest::gemm_skinny_quant(format, self.dtype, most);
+        let tiles = manifest::skinny_quant_tiles(self.chip(), format);
+        // Tiles of the last one share the rows.
+        let of_tile = tiles.iter().find(|of_tile| rows as u32 <= **of_tile).unwrap_or(&tiles[tiles.len() - 1]);
+        let skinny = manifest::gemm_skinny_quant(self.chip(), format, self.dtype, *of_tile);
         let Weight { n, k, .. } = weight;
         let (mut work, regions) = self.exact_work(weight, layout, rows);
         let parts = InputParts::new(WeightStage::quantised(format), n as u32, k as u32, self.device.processors);
         let steps = parts.steps;
-        let (partial, tickets) = work.add_parts(parts, n, [instance.threads, most]);
-        self.kernel(instance, work, move |at, threads| {
+        let SkinnyQuant { instance, rows: of_tile, outputs } = skinny;
+        let (partial, tickets) = work.add_parts(parts, [rows, n], [of_tile, outputs]);
+        self.kernel(instance, work, move |at, _| {
             let product = weight.product(layout, regions.map(|region| at.data(region)), rows);
             let (partial, tickets) = (at.data(partial), at.table(tickets));
             let params = SkinnyQuantParams { partial, tickets, product, steps, out_f32: 0 };
-            (params, params.grid(threads))
+            (params, params.grid_of([of_tile, outputs]))
         });
     }
 

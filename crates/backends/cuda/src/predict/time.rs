@@ -104,7 +104,7 @@ fn chain(source: Source, has_parts: bool) -> f64 {
     match source {
         sources::ATTENTION_DECODE | sources::ATTENTION_DECODE_VOLTA | sources::ATTENTION_LATENT => 5.0,
         sources::ATTENTION_PREFILL | sources::ATTENTION_PREFILL_VOLTA | sources::ATTENTION_PLAIN => 3.0,
-        sources::GEMM_SKINNY | sources::GEMM_SKINNY_QUANT if has_parts => 3.0,
+        sources::GEMM_SKINNY | sources::GEMM_SKINNY_QUANT | sources::GEMM_SKINNY_VOLTA if has_parts => 3.0,
         // The parameters of a row, a ticket, and the parts of the other CTAs.
         sources::SAMPLING => 3.0,
         sources::ROWS | sources::QKV_POST => 2.0,

@@ -247,6 +247,8 @@ fn quantised(
         sources::QUANTIZED => (weight, groups.div_ceil(32)),
         // Each CTA loads a part of the inputs of its outputs and of all rows.
         sources::GEMM_SKINNY_QUANT => (x * (u64::from(instance.threads) * row + rows * columns * element), 0),
+        // Each lane has two outputs, and CTAs of the same outputs share the rows.
+        sources::GEMM_SKINNY_VOLTA => (x * (2 * u64::from(instance.threads) * row + rows * columns * element), 0),
         // Warps take turns at pairs of groups of 16 outputs.
         sources::GEMM_QUANT => (x * y * (16 * row + rows * columns * element), groups.div_ceil(2 * warps(instance))),
         _ => (0, 0),

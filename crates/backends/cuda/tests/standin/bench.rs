@@ -97,6 +97,7 @@ fn every_family_of_kernels_is_measured_on_every_chip() {
         // Kernels with tensor cores are used if there are any, and cuBLASLt beside our own.
         assert_eq!(named("paged_decode") && named("paged_prefill"), dtype != Dtype::F32);
         assert_eq!(named("paged_prefill_volta") && named("gemm_volta"), device == V100);
+        assert_eq!(named("gemm_skinny_volta_q4_k_m16"), device == V100);
         assert_eq!([named("cublasLt"), named("gemv_fused")], [dtype != Dtype::F32; 2]);
         // 70 rows are 17.5 pairs of each expert.
         assert_eq!(

@@ -11,14 +11,19 @@ use crate::config;
 /// Returns the number of launches of each kernel in a step with so many new tokens of each sequence, of a model with one layer, whose
 /// values have 6 bits and whose other weights have 4. `before` is the number of tokens that each sequence has computed before.
 fn launches(counts: &[usize], before: usize) -> BTreeMap<String, usize> {
+    launches_on("H200", Dtype::Bf16, counts, before)
+}
+
+/// The same on this chip, with activations of this type.
+fn launches_on(chip: &str, dtype: Dtype, counts: &[usize], before: usize) -> BTreeMap<String, usize> {
     let heads = HeadShape::new(4, 1, 64);
     // An H200 needs this many columns to apply activations in products.
     let sizes = TinyModel { hidden: 256, inner: 8704, heads, layers: vec![0], ..TinyModel::default() };
     let (mut program, _) = TinyModel { storage: StorageType::Q4K, ..sizes }.build().expect("it is well formed");
     let qkv = program.weights.iter_mut().find(|weight| weight.name == "0.qkv").expect("the layer has it");
     qkv.parts.last_mut().expect("three parts").storage = StorageType::Q6K;
-    let config = CudaConfig { dtype: Some(Dtype::Bf16), ..config() };
-    let predictor = Predictor::new(&program, &config, ChipModel::find("H200").expect("it is known")).expect("kernels");
+    let config = CudaConfig { dtype: Some(dtype), ..config() };
+    let predictor = Predictor::new(&program, &config, ChipModel::find(chip).expect("it is known")).expect("kernels");
     let mut batches = PagedBatches::new(Predictor::BLOCK_SIZE, 1, 64, &mut TestRng(1));
     let sequences: Vec<_> = counts.iter().map(|count| (batches.add(vec![1; count + before]), *count)).collect();
     if before > 0 {
@@ -65,4 +70,18 @@ fn codes_are_written_by_ops_of_few_rows() {
     // Prefill attention does not.
     assert_eq!(of(&[1, 2], 5), [3, 1, 2, 0, 1]);
     assert_eq!(of(&[20], 0), [0, 0, 0, 0, 4]);
+}
+
+#[test]
+fn a_v100_dequantises_no_weight_for_the_rows_of_a_batch() {
+    let of = |tokens| {
+        let found = launches_on("V100", Dtype::F16, &[tokens], 0);
+        ["mmvq", "gemm_skinny_volta", "dequantize"].map(|start| count(&found, start))
+    };
+    // The rows of the embedding are dequantised in any case. The products of q and k, and of v, are one for few rows.
+    assert_eq!(of(8), [6, 0, 1]);
+    assert_eq!([of(9), of(64)], [[0, 7, 1]; 2]);
+    // 64 rows at a time.
+    assert_eq!(of(65), [0, 14, 1]);
+    assert_eq!(of(257), [0, 0, 8]);
 }
