@@ -125,6 +125,9 @@ mod tests {
                         let sums = n.div_ceil(stage.outputs) * stage.outputs * count * SKINNY_ROWS * 4;
                         let is_long = u64::from(steps) * stage.bytes >= LEAST_BYTES;
                         assert!(count == 1 || (is_long && u64::from(sums) <= PARTIAL_BYTES), "{n} x {k}");
+                        // Tiles of Volta have at least 16 rows, and a ticket each.
+                        let tickets = n.div_ceil(stage.outputs) * SKINNY_ROWS / 16;
+                        assert!(count == 1 || stage == WeightStage::DENSE || tickets <= PARTED_CTAS, "{n} x {k}");
                         assert_eq!(stages.div_ceil(steps), count);
                     }
                 }

@@ -29,9 +29,13 @@ fn sizes(filter: Option<&str>) -> KernelBench {
 
 /// Returns the times on a device without known limits.
 fn times(device: usize, dtype: Dtype, filter: Option<&str>) -> Vec<KernelTime> {
+    times_of(device, dtype, &sizes(filter))
+}
+
+fn times_of(device: usize, dtype: Dtype, bench: &KernelBench) -> Vec<KernelTime> {
     let backend = open(CudaConfig { device, dtype: Some(dtype), ..config() });
     assert_eq!(backend.stated_peaks(), None);
-    let bencher = backend.kernel_bencher(&sizes(filter)).expect("every kernel is compiled");
+    let bencher = backend.kernel_bencher(bench).expect("every kernel is compiled");
     let measured = |(number, (kernel, what)): (usize, (&str, &str))| {
         let time = bencher.measure(number).expect("every kernel runs");
         assert_eq!((time.kernel.as_str(), time.what.as_str()), (kernel, what));
@@ -97,13 +101,30 @@ fn every_family_of_kernels_is_measured_on_every_chip() {
         // Kernels with tensor cores are used if there are any, and cuBLASLt beside our own.
         assert_eq!(named("paged_decode") && named("paged_prefill"), dtype != Dtype::F32);
         assert_eq!(named("paged_prefill_volta") && named("gemm_volta"), device == V100);
-        assert_eq!(named("gemm_skinny_volta_q4_k_m16"), device == V100);
         assert_eq!([named("cublasLt"), named("gemv_fused")], [dtype != Dtype::F32; 2]);
         // 70 rows are 17.5 pairs of each expert.
         assert_eq!(
             [named("expert_mma_bf16_small"), named("expert_volta_f16_small")],
             [dtype == Dtype::Bf16, device == V100]
         );
+    }
+}
+
+#[test]
+fn quantised_weights_of_a_batch_are_measured_where_kernels_read_them_once() {
+    for (device, dtype, of_20, of_40) in [
+        (H200, Dtype::Bf16, "gemm_skinny_quant_q4_k_bf16_m32", "gemm_skinny_quant_q4_k_bf16_m64"),
+        // Two tiles share 40 rows.
+        (V100, Dtype::F16, "gemm_skinny_volta_q4_k_m32", "gemm_skinny_volta_q4_k_m32"),
+    ] {
+        let bench = KernelBench { hidden: 256, batch_sizes: vec![20, 40, 80], ..sizes(Some("gemm_skinny")) };
+        let times = times_of(device, dtype, &bench);
+        let found: Vec<_> = times.iter().filter(|time| time.kernel.contains("q4_k")).collect();
+        assert_eq!(found.iter().map(|time| time.kernel.as_str()).collect::<Vec<_>>(), [of_20, of_40]);
+        assert!(found.iter().all(|time| time.seconds.as_ref().is_ok_and(|seconds| *seconds > 0.0)), "{found:?}");
+        // Q4_K has 144 bytes for 256 weights.
+        let bytes = [20, 40].map(|rows| 512 * 144 + rows * (256 + 512) * 2);
+        assert_eq!(found.iter().map(|time| time.bytes).collect::<Vec<_>>(), bytes);
     }
 }
 
