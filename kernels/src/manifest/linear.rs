@@ -227,10 +227,12 @@ const SKINNY_QUANT_SHARED: usize = (99 << 10) - 128;
 
 /// Returns the maximum number of rows for which [`gemm_skinny_quant`] is used on a chip for K inputs; 0 if there is no such kernel.
 pub const fn skinny_quant_most(chip: Chip, dtype: Dtype, k: u32) -> u32 {
-    match chip.has_sm75() {
-        _ if !k.is_multiple_of(2 * SKINNY_QUANT_INPUTS) => 0,
-        false if matches!(dtype, Dtype::F16) => SKINNY_VOLTA_MOST,
-        _ => skinny_most(chip, dtype),
+    if !k.is_multiple_of(2 * SKINNY_QUANT_INPUTS) {
+        0
+    } else if !chip.has_sm75() && matches!(dtype, Dtype::F16) {
+        SKINNY_VOLTA_MOST
+    } else {
+        skinny_most(chip, dtype)
     }
 }
 
@@ -284,10 +286,8 @@ impl QuantTile {
 pub struct SkinnyQuant {
     /// The instance.
     pub instance: Instance,
-    /// Number of rows of a CTA.
-    pub rows: u32,
-    /// Number of outputs of a CTA.
-    pub outputs: u32,
+    /// Numbers of rows and of outputs of a CTA.
+    pub tile: [u32; 2],
 }
 
 /// Returns the numbers of rows with [`gemm_skinny_quant`] instances on a chip, in ascending order. Before sm_75, several CTAs may
@@ -315,19 +315,20 @@ fn skinny_quant_volta(format: QuantFormat, rows: u32) -> SkinnyQuant {
     let (threads, outputs, groups) = (128, 256, SKINNY_QUANT_INPUTS as usize / 32);
     let name = format!("gemm_skinny_volta_{}_m{rows}", format.name());
     let call = format!("gemm_skinny_volta<{}, {rows}>", format.c_name());
-    // Two stages of the input, each with sums for every minimum.
-    let minima = if format.is_listed() || format.is_float() { 0 } else { format.scales_of_group().0 * groups };
+    // Those of a group. Integers have a minimum for each scale.
+    let (scales, _) = format.scales_of_group();
+    let minima = if format.is_listed() || format.is_float() { 0 } else { scales };
+    // Two stages of the input, each with sums for every minimum, and the scales and minima of a stage of every output.
     let input = rows as usize * SKINNY_QUANT_INPUTS as usize * Dtype::F16.bytes();
-    let sums = minima * (rows as usize + 8) * size_of::<f32>();
-    // Scales and minima of a stage of every output.
-    let factors = outputs as usize * groups * (format.scales_of_group().0 + minima / groups) * size_of::<f32>();
+    let sums = minima * groups * (rows as usize + 8) * size_of::<f32>();
+    let factors = (scales + minima) * groups * outputs as usize * size_of::<f32>();
     let instance = Instance::new::<SkinnyQuantParams>(sources::GEMM_SKINNY_VOLTA, name, call, threads)
         .with_shared(2 * (input + sums) + factors)
         .decoding(&[format])
         // By default the compiler spills a little to fit a third CTA.
         .resident(if rows == 16 { 2 } else { 0 })
         .on(Chips::BeforeSm75);
-    SkinnyQuant { instance, rows, outputs }
+    SkinnyQuant { instance, tile: [rows, outputs] }
 }
 
 fn skinny_quant_mma(format: QuantFormat, dtype: Dtype, rows: u32) -> SkinnyQuant {
@@ -345,7 +346,7 @@ fn skinny_quant_mma(format: QuantFormat, dtype: Dtype, rows: u32) -> SkinnyQuant
         _ if rows == 32 && warps == 8 => instance.resident(1),
         _ => instance,
     };
-    SkinnyQuant { rows, outputs: instance.threads, instance }
+    SkinnyQuant { tile: [rows, instance.threads], instance }
 }
 
 /// Numbers of rows with [`mmvq`] instances.

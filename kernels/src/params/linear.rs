@@ -1,7 +1,7 @@
 //! Parameters of the matrix products. M = rows, N = outputs, K = inputs; T is the element type of activations.
 
 use super::{DevicePtr, params};
-use crate::manifest::{Dtype, GEMM_QUANT_ROWS, SKINNY_QUANT_INPUTS, SkinnyQuant};
+use crate::manifest::{Dtype, GEMM_QUANT_ROWS, SKINNY_QUANT_INPUTS};
 use crate::parts::WeightStage;
 
 params! {
@@ -226,13 +226,8 @@ impl SkinnyLinearParams {
 }
 
 impl SkinnyQuantParams {
-    /// Returns the grid of a launch of this instance.
-    pub fn grid(&self, instance: &SkinnyQuant) -> [u32; 3] {
-        self.grid_of([instance.rows, instance.outputs])
-    }
-
-    /// Returns the grid of a launch of CTAs with so many rows and outputs.
-    pub fn grid_of(&self, [rows, outputs]: [u32; 2]) -> [u32; 3] {
+    /// Returns the grid of a launch of [`gemm_skinny_quant`](crate::manifest::gemm_skinny_quant) with the instance's tile.
+    pub fn grid(&self, [rows, outputs]: [u32; 2]) -> [u32; 3] {
         let QuantLinearParams { m, n, k, .. } = self.product;
         let parts = k.div_ceil(SKINNY_QUANT_INPUTS).div_ceil(self.steps.max(1));
         [n.div_ceil(outputs) * m.div_ceil(rows), parts, 1]

@@ -92,9 +92,9 @@ impl Case {
         };
         let out_f32 = u32::from(self.types.out == Dtype::F32);
         let params = SkinnyQuantParams { product, steps, out_f32, ..SkinnyQuantParams::default() };
-        let SkinnyQuant { instance, rows, outputs } = skinny;
-        let grid @ [tiles, parts, _] = params.grid(skinny);
-        let mut partial = vec![f32::NAN; (tiles * parts * outputs * rows) as usize];
+        let SkinnyQuant { instance, tile } = skinny;
+        let grid @ [tiles, parts, _] = params.grid(*tile);
+        let mut partial = vec![f32::NAN; (tiles * parts * tile[0] * tile[1]) as usize];
         let mut tickets = vec![0u32; tiles as usize];
         let (partial, tickets_at) = (address_mut(&mut partial), address_mut(&mut tickets));
         launch(kernels, order, instance, grid, &SkinnyQuantParams { partial, tickets: tickets_at, ..params });
@@ -125,7 +125,7 @@ fn check_rows(rng: &mut TestRng, format: QuantFormat, types: Types, all: &[u32])
     let widest = instances.last().expect("instances");
     for skinny in &instances {
         // On Volta, the rows are those of several tiles, too.
-        let most = if types.chip == VOLTA.chip { SKINNY_ROWS } else { skinny.rows };
+        let most = if types.chip == VOLTA.chip { SKINNY_ROWS } else { skinny.tile[0] };
         let m = most as usize - rng.below(most as usize / 2 + 1);
         let sizes = [m, 1 + rng.below(300), 256 * (1 + rng.below(4))];
         let steps = 1 + rng.below(5) as u32;

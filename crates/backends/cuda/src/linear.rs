@@ -3,7 +3,7 @@
 mod library_fp8;
 
 use std::collections::HashMap;
-use std::ops::Range;
+use std::ops::RangeInclusive;
 
 use octavo_kernels::manifest::{self, AttentionTypes, CacheType, Dtype, SkinnyQuant};
 use octavo_kernels::params::{
@@ -151,7 +151,7 @@ impl ProductPart {
             vectors: (VECTOR_ROWS.into_iter().filter(exact))
                 .map(|rows| (rows, instances.id(few_rows(format, dtype, *out, rows))))
                 .collect(),
-            skinny: skinny_kernels(setting, format, vectors..skinny, instances),
+            skinny: skinny_kernels(setting, format, vectors + 1..=skinny, instances),
             tiles: (tiled && skinny == 0).then(|| instances.id(manifest::gemm_quant(format, dtype, *out))),
             fp8: (format == QuantFormat::F8E4M3 && setting.rounds_to_fp8() && chip.has_fp8_mma()).then(|| {
                 (Rounding::Rows(instances.id(manifest::quantize_f8(dtype))), instances.id(manifest::gemm_f8(*out)))
@@ -297,25 +297,23 @@ fn few_rows(format: QuantFormat, dtype: Dtype, out: Dtype, rows: u32) -> manifes
     }
 }
 
-/// Returns the kernels on tensor cores for more rows than `rows.start` and at most `rows.end`. The last one has tiles of rows.
+/// Returns the kernels on tensor cores for these numbers of rows. The last one may have several tiles of them.
 fn skinny_kernels(
     setting: &Setting,
     format: QuantFormat,
-    rows: Range<u32>,
+    rows: RangeInclusive<u32>,
     instances: &mut Instances,
 ) -> Vec<(u32, Skinny)> {
     let Setting { chip, dtype, .. } = *setting;
-    let wanted = manifest::skinny_quant_tiles(chip, format)
-        .iter()
-        .filter(|of_tile| **of_tile > rows.start && **of_tile <= rows.end);
+    let wanted = manifest::skinny_quant_tiles(chip, format).iter().filter(|of_tile| rows.contains(of_tile));
     let mut kernels: Vec<_> = wanted
         .map(|of_tile| {
-            let SkinnyQuant { instance, rows, outputs } = manifest::gemm_skinny_quant(chip, format, dtype, *of_tile);
-            (rows, Skinny { kernel: instances.id(instance), tile: [rows, outputs] })
+            let SkinnyQuant { instance, tile } = manifest::gemm_skinny_quant(chip, format, dtype, *of_tile);
+            (*of_tile, Skinny { kernel: instances.id(instance), tile })
         })
         .collect();
     if let Some((most, _)) = kernels.last_mut() {
-        *most = rows.end;
+        *most = *rows.end();
     }
     kernels
 }
@@ -432,7 +430,7 @@ impl<L: Launcher> Machine<L> {
         for first in (0..rows).step_by(SKINNY_ROWS as usize) {
             let product = whole.rows_from(first, SKINNY_ROWS, [self.dtype, part.out]);
             let params = SkinnyQuantParams { partial, tickets, product, steps, out_f32 };
-            self.launch(kernel, params.grid_of(tile), &params)?;
+            self.launch(kernel, params.grid(tile), &params)?;
         }
         Ok(())
     }

@@ -263,18 +263,17 @@ impl Cases<'_> {
         let tiles = manifest::skinny_quant_tiles(self.chip(), format);
         // Tiles of the last one share the rows.
         let of_tile = tiles.iter().find(|of_tile| rows as u32 <= **of_tile).unwrap_or(&tiles[tiles.len() - 1]);
-        let skinny = manifest::gemm_skinny_quant(self.chip(), format, self.dtype, *of_tile);
+        let SkinnyQuant { instance, tile } = manifest::gemm_skinny_quant(self.chip(), format, self.dtype, *of_tile);
         let Weight { n, k, .. } = weight;
         let (mut work, regions) = self.exact_work(weight, layout, rows);
         let parts = InputParts::new(WeightStage::quantised(format), n as u32, k as u32, self.device.processors);
         let steps = parts.steps;
-        let SkinnyQuant { instance, rows: of_tile, outputs } = skinny;
-        let (partial, tickets) = work.add_parts(parts, [rows, n], [of_tile, outputs]);
+        let (partial, tickets) = work.add_parts(parts, [rows, n], tile);
         self.kernel(instance, work, move |at, _| {
             let product = weight.product(layout, regions.map(|region| at.data(region)), rows);
             let (partial, tickets) = (at.data(partial), at.table(tickets));
             let params = SkinnyQuantParams { partial, tickets, product, steps, out_f32: 0 };
-            (params, params.grid_of([of_tile, outputs]))
+            (params, params.grid(tile))
         });
     }
 
