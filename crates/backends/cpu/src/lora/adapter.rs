@@ -5,6 +5,8 @@ use std::ops::Range;
 use octavo_ops::{AdapterSource, BackendError, LoraMatrices, Program, SiteId, SiteKind, check_adapter};
 
 use super::ROWS;
+#[cfg(target_arch = "x86_64")]
+use super::wide;
 use crate::memory::Lines;
 use crate::rows::LANES;
 use crate::{Isa, NAME};
@@ -34,17 +36,35 @@ impl Panels {
         Ok(Self::F32(lines))
     }
 
-    /// Multiplies rows with some rows of a panel: those that begin `from` rows after the first panel's.
-    pub(crate) fn multiply(&self, isa: Isa, x: [&[f32]; ROWS], from: usize, sums: &mut [[f32; LANES]; ROWS]) {
+    /// Multiplies the first `count` rows with some rows of a panel: those that begin `from` rows after the first panel's. The sums
+    /// of the other rows are not used.
+    pub(crate) fn multiply(
+        &self,
+        isa: Isa,
+        (x, count): ([&[f32]; ROWS], usize),
+        from: usize,
+        sums: &mut [[f32; LANES]; ROWS],
+    ) {
         let len = x[0].len();
-        // A row's sums are one register of 512 bits: two for each row keep the adders busy. Narrower registers already have
-        // more sums, and twice as many would not fit.
-        let apart = isa.has_wide_registers();
         match self {
-            Self::F32(lines) if apart => isa.multiply_f32_apart(x, &lines.as_chunks().0[from..][..len], sums),
-            Self::F32(lines) => isa.multiply_f32(x, &lines.as_chunks().0[from..][..len], sums),
-            Self::Bf16(lines) if apart => isa.multiply_bf16_apart(x, &lines.as_chunks().0[from..][..len], sums),
-            Self::Bf16(lines) => isa.multiply_bf16(x, &lines.as_chunks().0[from..][..len], sums),
+            Self::F32(lines) => {
+                let panel = &lines.as_chunks().0[from..][..len];
+                #[cfg(target_arch = "x86_64")]
+                if isa.has_wide_registers() {
+                    // SAFETY: the instruction set is available.
+                    return unsafe { wide::multiply(x, count, panel, sums) };
+                }
+                isa.multiply_f32(x, panel, sums);
+            }
+            Self::Bf16(lines) => {
+                let panel = &lines.as_chunks().0[from..][..len];
+                #[cfg(target_arch = "x86_64")]
+                if isa.has_wide_registers() {
+                    // SAFETY: the instruction set is available.
+                    return unsafe { wide::multiply(x, count, panel, sums) };
+                }
+                isa.multiply_bf16(x, panel, sums);
+            }
         }
     }
 

@@ -7,6 +7,8 @@
 mod adapter;
 mod plain;
 mod routed;
+#[cfg(target_arch = "x86_64")]
+mod wide;
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -42,12 +44,6 @@ per_isa! {
 
     /// Does the same with a panel of bf16 numbers.
     fn multiply_bf16(x: [&[f32]; ROWS], panel: &[[u16; LANES]], sums: &mut [[f32; LANES]; ROWS]);
-
-    /// Does the same as `multiply_f32`, with the sums of even and of odd rows apart.
-    fn multiply_f32_apart(x: [&[f32]; ROWS], panel: &[[f32; LANES]], sums: &mut [[f32; LANES]; ROWS]);
-
-    /// Does the same as `multiply_bf16`, with the sums of even and of odd rows apart.
-    fn multiply_bf16_apart(x: [&[f32]; ROWS], panel: &[[u16; LANES]], sums: &mut [[f32; LANES]; ROWS]);
 }
 
 thread_local! {
@@ -290,7 +286,7 @@ impl Forward<'_> {
         // SAFETY: the caller guarantees this; the sums of this piece belong to this thread.
         unsafe {
             let x = tile.sources.map(|row| input.read(Span { row, from, len }));
-            a.multiply(self.isa, x, panel * input.cols + from, &mut sums);
+            a.multiply(self.isa, (x, tile.count), panel * input.cols + from, &mut sums);
             for (row, sums) in sums[..tile.count].iter().enumerate() {
                 let place = ((at * ROWS + row) * pieces + piece) * panels + panel;
                 partial.part(place * LANES, LANES).copy_from_slice(sums);
@@ -376,7 +372,7 @@ impl Forward<'_> {
         let x: [&[f32]; ROWS] = std::array::from_fn(|row| &shrunk[row * part.rank..][..part.rank]);
         for panel in columns.start / LANES..columns.end.div_ceil(LANES) {
             let mut sums = [[0.0; LANES]; ROWS];
-            part.b.multiply(self.isa, x, panel * part.rank, &mut sums);
+            part.b.multiply(self.isa, (x, tile.count), panel * part.rank, &mut sums);
             let (start, end) = (columns.start.max(panel * LANES), columns.end.min((panel + 1) * LANES));
             for (&row, sums) in tile.rows[..tile.count].iter().zip(&sums) {
                 // SAFETY: the caller guarantees this.

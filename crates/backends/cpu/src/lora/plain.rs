@@ -9,7 +9,7 @@ pub(super) fn multiply_f32<const FMA: bool>(
     panel: &[[f32; LANES]],
     sums: &mut [[f32; LANES]; ROWS],
 ) {
-    *sums = multiply::<FMA, 1, f32>(x, panel);
+    *sums = multiply::<FMA, f32>(x, panel);
 }
 
 #[inline(always)]
@@ -18,25 +18,7 @@ pub(super) fn multiply_bf16<const FMA: bool>(
     panel: &[[u16; LANES]],
     sums: &mut [[f32; LANES]; ROWS],
 ) {
-    *sums = multiply::<FMA, 1, u16>(x, panel);
-}
-
-#[inline(always)]
-pub(super) fn multiply_f32_apart<const FMA: bool>(
-    x: [&[f32]; ROWS],
-    panel: &[[f32; LANES]],
-    sums: &mut [[f32; LANES]; ROWS],
-) {
-    *sums = multiply::<FMA, 2, f32>(x, panel);
-}
-
-#[inline(always)]
-pub(super) fn multiply_bf16_apart<const FMA: bool>(
-    x: [&[f32]; ROWS],
-    panel: &[[u16; LANES]],
-    sums: &mut [[f32; LANES]; ROWS],
-) {
-    *sums = multiply::<FMA, 2, u16>(x, panel);
+    *sums = multiply::<FMA, u16>(x, panel);
 }
 
 /// Numbers of a panel: f32, or the bits of bf16.
@@ -58,31 +40,15 @@ impl Number for u16 {
     }
 }
 
-/// Returns the sums over the rows of a panel. The rows are added in `CHAINS` sums by turns, so that an addition waits for as
-/// many fewer others.
+/// Returns the sums over the rows of a panel.
 #[inline(always)]
-fn multiply<const FMA: bool, const CHAINS: usize, T: Number>(
-    x: [&[f32]; ROWS],
-    panel: &[[T; LANES]],
-) -> [[f32; LANES]; ROWS] {
+fn multiply<const FMA: bool, T: Number>(x: [&[f32]; ROWS], panel: &[[T; LANES]]) -> [[f32; LANES]; ROWS] {
     let x = x.map(|row| &row[..panel.len()]);
-    let mut sums = [[[0.0f32; LANES]; ROWS]; CHAINS];
-    let (turns, last) = panel.as_chunks::<CHAINS>();
-    for (turn, weights) in turns.iter().enumerate() {
-        for chain in 0..CHAINS {
-            add::<FMA, T>(x, CHAINS * turn + chain, &weights[chain], &mut sums[chain]);
-        }
+    let mut sums = [[0.0f32; LANES]; ROWS];
+    for (at, weights) in panel.iter().enumerate() {
+        add::<FMA, T>(x, at, weights, &mut sums);
     }
-    for (chain, weights) in last.iter().enumerate() {
-        add::<FMA, T>(x, turns.len() * CHAINS + chain, weights, &mut sums[chain]);
-    }
-    let mut first = sums[0];
-    for other in &sums[1..] {
-        for (sum, more) in first.as_flattened_mut().iter_mut().zip(other.as_flattened()) {
-            *sum += more;
-        }
-    }
-    first
+    sums
 }
 
 /// Adds a row of a panel times element `at` of each row. It has no closures, because the compiler does not inline every one of

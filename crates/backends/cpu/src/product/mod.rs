@@ -277,13 +277,20 @@ fn add_lanes(result: &mut [f32; PANEL], x: &[f32]) {
     }
 }
 
-/// Stores the lanes that exist, one by one if some do not: the compiler would merge two copies into one call for any
-/// length.
+/// Stores the lanes that exist. Usually all do, and this takes a few instructions.
 fn put_lanes(out: &mut [f32], result: &[f32; PANEL]) {
     match out.first_chunk_mut::<PANEL>() {
         Some(out) => *out = *result,
-        None => out.iter_mut().zip(result).for_each(|(out, result)| *out = *result),
+        None => put_some_lanes(out, result),
     }
+}
+
+/// Stores the lanes that exist, of which there are fewer than in a panel. The compiler would merge its copy with that of all lanes
+/// into one call for any length, if it were not a function of its own.
+#[cold]
+#[inline(never)]
+fn put_some_lanes(out: &mut [f32], result: &[f32; PANEL]) {
+    out.iter_mut().zip(result).for_each(|(out, result)| *out = *result);
 }
 
 /// Reads one row of a matrix as f32.

@@ -1,77 +1,42 @@
-//! Reading of integer panels with AVX-512, in their stored layout or unpacked.
+//! Reading of integer panels with AVX-512.
 
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
-use super::walk::{GROUP_CODES, GROUP_SCALES};
+use super::vnni::BLOCK_PANELS;
 use crate::memory::LINE;
 use crate::weights::{Codes, E2M1_CODES, E2M1_OFFSET, IQ4_CODES, IQ4_OFFSET, Layout, PANEL, PanelKind, STEPS, Scales};
 
-/// A panel of integers: sixteen rows, in groups of inputs.
-pub(super) trait Panel: Copy {
+/// Reads the codes of a stored panel.
+pub(super) trait ReadCodes: Copy {
     /// Whether codes have 4 bits, so that codes times 16 still fit a byte.
     const NARROW: bool;
 
-    /// Whether each half of a group has a factor and there is no minimum.
-    const HALVES: bool;
-
-    /// Whether each half of a group has a scale and there is no minimum.
-    const PAIRED: bool;
-
-    /// Returns the codes of four inputs of a group: one register of words, one for each row.
-    ///
     /// # Safety
-    /// AVX-512 F and BW must be available, and the panel must have this group.
-    unsafe fn step(self, group: usize, step: usize) -> __m512i;
-
-    /// Returns the scales and minima of a group.
-    ///
-    /// # Safety
-    /// The conditions of [`Panel::step`] apply.
-    unsafe fn scales(self, group: usize) -> (__m512, __m512);
-
-    /// Returns the factors of a group's halves, if it has any.
-    ///
-    /// # Safety
-    /// The conditions of [`Panel::step`] apply.
-    unsafe fn factors(self, group: usize) -> [__m512i; 2];
-
-    /// Returns the scales of a group's halves, if it has any.
-    ///
-    /// # Safety
-    /// The conditions of [`Panel::step`] apply.
-    unsafe fn pair(self, group: usize) -> [__m512; 2];
-
-    /// Prefetches the data `panels` panels after this group.
-    fn prefetch(self, group: usize, panels: usize);
-}
-
-/// Reads the codes of a stored panel.
-pub(super) trait ReadCodes: Copy {
-    const NARROW: bool;
-
-    /// # Safety
-    /// The conditions of [`Panel::step`] apply.
+    /// The conditions of [`Packed::step`] apply.
     unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> __m512i;
 }
 
 /// Reads the scales of a stored panel.
 pub(super) trait ReadScales: Copy {
+    /// Whether each half of a group has a factor and there is no minimum.
     const HALVES: bool = false;
+
+    /// Whether each half of a group has a scale and there is no minimum.
     const PAIRED: bool = false;
 
     /// # Safety
-    /// The conditions of [`Panel::step`] apply.
+    /// The conditions of [`Packed::step`] apply.
     unsafe fn scales(panel: *const u8, layout: &Layout, group: usize) -> (__m512, __m512);
 
     /// # Safety
-    /// The conditions of [`Panel::step`] apply.
+    /// The conditions of [`Packed::step`] apply.
     unsafe fn factors(_: *const u8, _: &Layout, _: usize) -> [__m512i; 2] {
         unreachable!("a group has one scale")
     }
 
     /// # Safety
-    /// The conditions of [`Panel::step`] apply.
+    /// The conditions of [`Packed::step`] apply.
     unsafe fn pair(_: *const u8, _: &Layout, _: usize) -> [__m512; 2] {
         unreachable!("a group has one scale")
     }
@@ -99,97 +64,62 @@ impl<'a, C: ReadCodes, S: ReadScales> Packed<'a, C, S> {
     }
 }
 
-impl<C: ReadCodes, S: ReadScales> Panel for Packed<'_, C, S> {
-    const NARROW: bool = C::NARROW;
-    const HALVES: bool = S::HALVES;
-    const PAIRED: bool = S::PAIRED;
-
+impl<C: ReadCodes, S: ReadScales> Packed<'_, C, S> {
+    /// Returns the codes of four inputs of a group: one register of words, one for each row.
+    ///
+    /// # Safety
+    /// AVX-512 F and BW must be available, and the panel must have this group.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn step(self, group: usize, step: usize) -> __m512i {
+    pub(super) unsafe fn step(self, group: usize, step: usize) -> __m512i {
         // SAFETY: the caller guarantees this.
         unsafe { C::step(self.at, self.layout, group, step) }
     }
 
+    /// Returns the scales and minima of a group.
+    ///
+    /// # Safety
+    /// The conditions of [`Packed::step`] apply.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn scales(self, group: usize) -> (__m512, __m512) {
+    pub(super) unsafe fn scales(self, group: usize) -> (__m512, __m512) {
         // SAFETY: the caller guarantees this.
         unsafe { S::scales(self.at, self.layout, group) }
     }
 
+    /// Returns the factors of a group's halves, if it has any.
+    ///
+    /// # Safety
+    /// The conditions of [`Packed::step`] apply.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn factors(self, group: usize) -> [__m512i; 2] {
+    pub(super) unsafe fn factors(self, group: usize) -> [__m512i; 2] {
         // SAFETY: the caller guarantees this.
         unsafe { S::factors(self.at, self.layout, group) }
     }
 
+    /// Returns the scales of a group's halves, if it has any.
+    ///
+    /// # Safety
+    /// The conditions of [`Packed::step`] apply.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn pair(self, group: usize) -> [__m512; 2] {
+    pub(super) unsafe fn pair(self, group: usize) -> [__m512; 2] {
         // SAFETY: the caller guarantees this.
         unsafe { S::pair(self.at, self.layout, group) }
     }
 
+    /// Prefetches this group of the panel that is multiplied next.
     #[inline]
-    fn prefetch(self, group: usize, panels: usize) {
+    pub(super) fn prefetch(self, group: usize) {
         let (bytes, groups) = (self.layout.bytes, self.layout.groups());
         let lines = (bytes / groups).div_ceil(LINE);
-        let from = self.at.wrapping_add(panels * bytes + group * (bytes / groups));
+        let from = self.at.wrapping_add(BLOCK_PANELS * bytes + group * (bytes / groups));
         for line in 0..lines {
             // SAFETY: a prefetch is a hint and may have any address.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line * LINE).cast()) };
         }
     }
-}
-
-/// A panel whose codes are bytes and whose scales are f32.
-#[derive(Clone, Copy)]
-pub(super) struct Unpacked<const NARROW: bool> {
-    codes: *const u8,
-    scales: *const f32,
-}
-
-impl<const NARROW: bool> Unpacked<NARROW> {
-    /// Creates a panel of `groups` groups.
-    pub(super) fn new((codes, scales): (&[u8], &[f32]), groups: usize) -> Self {
-        assert!(codes.len() >= groups * GROUP_CODES && scales.len() >= groups * GROUP_SCALES);
-        Self { codes: codes.as_ptr(), scales: scales.as_ptr() }
-    }
-}
-
-impl<const NARROW: bool> Panel for Unpacked<NARROW> {
-    const NARROW: bool = NARROW;
-    const HALVES: bool = false;
-    const PAIRED: bool = false;
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn step(self, group: usize, step: usize) -> __m512i {
-        // SAFETY: the caller guarantees this.
-        unsafe { line(self.codes.add(group * GROUP_CODES + step * LINE)) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn scales(self, group: usize) -> (__m512, __m512) {
-        // SAFETY: the caller guarantees this.
-        unsafe {
-            let at = self.scales.add(group * GROUP_SCALES);
-            (_mm512_loadu_ps(at), _mm512_loadu_ps(at.add(PANEL)))
-        }
-    }
-
-    unsafe fn factors(self, _: usize) -> [__m512i; 2] {
-        unreachable!("a group has one scale")
-    }
-
-    unsafe fn pair(self, _: usize) -> [__m512; 2] {
-        unreachable!("a group has one scale")
-    }
-
-    fn prefetch(self, _: usize, _: usize) {}
 }
 
 #[derive(Clone, Copy)]

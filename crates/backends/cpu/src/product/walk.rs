@@ -19,10 +19,6 @@ use crate::rows::GROUP;
 use crate::tiles::{self, Strided, Tiles};
 use crate::weights::{Codes, Layout, PANEL, PanelKind, Panels, Part, Scales};
 
-/// Number of rows up to which VNNI multiplies weights in their stored layout, without unpacking them first.
-#[cfg(target_arch = "x86_64")]
-const PACKED_ROWS: usize = 32;
-
 /// Results of a panel for a tile of rows.
 #[repr(align(64))]
 pub(super) struct Tile(pub(super) [[f32; PANEL]; TILE]);
@@ -81,51 +77,40 @@ pub(super) type Store<'s> = &'s mut dyn FnMut(usize, usize, &mut [[f32; PANEL]])
 pub(super) type Quant<'a> = crate::activation::QuantRows<'a>;
 pub(super) type Range = std::ops::Range<usize>;
 
-/// Multiplies any number of rows with panels of integers, in blocks of a few rows and panels each.
+/// Multiplies any number of rows with panels of integers, two at a time.
 ///
 /// # Safety
 /// AVX-512 with VNNI must be available, and the input must have room for whole tiles of rows.
 #[cfg(target_arch = "x86_64")]
 pub(super) unsafe fn blocks(part: &Part, panels: Range, input: &Quant<'_>, rows: Range, store: Store<'_>) {
-    use vnni::{BLOCK_PANELS, BLOCK_ROWS};
+    use vnni::{BLOCK_PANELS, BLOCK_ROWS, Results, TILE_ROWS, TileResults};
 
     let layout = &part.layout;
-    let mut results: vnni::Results = [[[0.0; PANEL]; BLOCK_ROWS]; BLOCK_PANELS];
-    UNPACKED.with_borrow_mut(|unpacked| {
-        let unpacks = rows.len() > PACKED_ROWS && !layout.kind.has_halves();
-        if unpacks {
-            unpacked.reserve(layout.groups(), GROUP_CODES);
+    let pairs = panels.clone().step_by(BLOCK_PANELS).map(|from| from..(from + BLOCK_PANELS).min(panels.end));
+    // A panel that does not exist repeats the last one; its results are not used.
+    let weights = |pair: &Range| std::array::from_fn(|slot| part.panel((pair.start + slot).min(pair.end - 1)));
+    if rows.len() <= BLOCK_ROWS {
+        let mut results: Results = [[[0.0; PANEL]; BLOCK_ROWS]; BLOCK_PANELS];
+        for pair in pairs {
+            let rows = (rows.start, rows.len());
+            // SAFETY: the caller guarantees this; the panels have this layout.
+            unsafe { vnni::packed(weights(&pair), layout, input, rows, &mut results) };
+            pair.zip(&mut results).for_each(|(panel, results)| store(rows.0, panel, &mut results[..rows.1]));
         }
-        for from in panels.clone().step_by(BLOCK_PANELS) {
-            let pair = from..(from + BLOCK_PANELS).min(panels.end);
-            // A panel that does not exist repeats the last one; its results are not used.
-            let panel = |slot: usize| part.panel((from + slot).min(pair.end - 1));
-            if unpacks {
-                for slot in 0..pair.len() {
-                    let (codes, scales) = unpacked.panel_mut(slot);
-                    unpack(Isa::Avx512, panel(slot), layout, codes, scales);
-                }
+        return;
+    }
+    let mut results: TileResults = [[[0.0; PANEL]; TILE_ROWS]; BLOCK_PANELS];
+    for pair in pairs {
+        for first in rows.clone().step_by(TILE_ROWS) {
+            let count = (rows.end - first).min(TILE_ROWS);
+            // SAFETY: the caller guarantees this; the panels have this layout.
+            unsafe {
+                let ahead = first == rows.start;
+                vnni::multiply_tile(weights(&pair), layout, input, (first, count), ahead, &mut results);
             }
-            for first in rows.clone().step_by(BLOCK_ROWS) {
-                let count = (rows.end - first).min(BLOCK_ROWS);
-                // SAFETY: the caller guarantees this; the panels have this layout.
-                unsafe {
-                    if unpacks {
-                        let panels = std::array::from_fn(|slot| unpacked.panel(slot.min(pair.len() - 1)));
-                        let narrow = matches!(layout.kind, PanelKind::Quant(Codes::Four, _));
-                        vnni::unpacked(panels, narrow, input, first, &mut results);
-                    } else {
-                        let panels = std::array::from_fn(panel);
-                        let ahead = if first == rows.start { BLOCK_PANELS } else { 0 };
-                        vnni::packed(panels, layout, input, (first, count), ahead, &mut results);
-                    }
-                }
-                for (panel, results) in pair.clone().zip(&mut results) {
-                    store(first, panel, &mut results[..count]);
-                }
-            }
+            pair.clone().zip(&mut results).for_each(|(panel, results)| store(first, panel, &mut results[..count]));
         }
-    });
+    }
 }
 
 /// Multiplies any number of rows with panels of integers, which are unpacked group by group for each tile of rows.

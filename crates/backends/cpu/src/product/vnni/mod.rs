@@ -1,17 +1,22 @@
 //! Integer products with AVX-512 VNNI.
 //!
-//! One register holds sixteen output rows, so nothing is added across lanes: an input is broadcast to all of them.
+//! One register holds sixteen output rows, so nothing is added across lanes: an input is broadcast to all of them. A few rows are
+//! multiplied with codes as they are read.
+
+mod tile;
 
 use std::arch::x86_64::*;
 
 use super::read::{
-    E2m1, Eight, Five, Fixed, Four, Halves, Iq4, Packed, Pair, Panel, Power, ReadCodes, ReadScales, Signed, Six, Super,
-    Two, Unpacked, Wide, Zero,
+    E2m1, Eight, Five, Fixed, Four, Halves, Iq4, Packed, Pair, Power, ReadCodes, ReadScales, Signed, Six, Super, Two,
+    Wide, Zero,
 };
 use super::walk::{GROUP_CODES, GROUP_SCALES, Quant};
 use crate::memory::LINE;
 use crate::rows::{GROUP, LOW_BITS};
 use crate::weights::{Codes, E2M1_OFFSET, HALVES_OFFSET, Layout, PANEL, PanelKind, STEPS, Scales};
+
+pub(super) use tile::{TILE_ROWS, TileResults, multiply_tile};
 
 /// Number of rows and panels in a block: their sums and one step's operands fill the registers.
 pub(super) const BLOCK_ROWS: usize = 4;
@@ -43,8 +48,9 @@ macro_rules! with_kind {
     };
 }
 
-/// Multiplies up to [`BLOCK_ROWS`] rows, from `first` on, with panels in their stored layout. `ahead` prefetches the
-/// panels at that distance, unless it is 0.
+use with_kind;
+
+/// Multiplies up to [`BLOCK_ROWS`] rows, from `first` on, with panels in their stored layout, and prefetches those that follow.
 ///
 /// # Safety
 /// AVX-512 with VNNI must be available, the panels must have this layout, and the input must have room for a block of
@@ -55,12 +61,11 @@ pub(super) unsafe fn packed(
     layout: &Layout,
     input: &Quant<'_>,
     (first, count): (usize, usize),
-    ahead: usize,
     results: &mut Results,
 ) {
     assert_eq!(input.cols, layout.cols);
     // SAFETY: the caller guarantees this.
-    unsafe { with_kind!(layout.kind, packed_as, (panels, layout, input, (first, count), ahead, results)) }
+    unsafe { with_kind!(layout.kind, packed_as, (panels, layout, input, (first, count), results)) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
@@ -69,7 +74,6 @@ unsafe fn packed_as<C: ReadCodes, S: ReadScales>(
     layout: &Layout,
     input: &Quant<'_>,
     (first, count): (usize, usize),
-    ahead: usize,
     results: &mut Results,
 ) {
     // Written out: with link-time optimisation `map` has stayed a call here, and its result went through memory.
@@ -77,46 +81,12 @@ unsafe fn packed_as<C: ReadCodes, S: ReadScales>(
     // SAFETY: the caller guarantees this.
     unsafe {
         match (count, input.coarse) {
-            (1, false) => multiply::<_, 1, false>(panels, input, first, ahead, results),
-            (2, false) => multiply::<_, 2, false>(panels, input, first, ahead, results),
-            (_, false) => multiply::<_, BLOCK_ROWS, false>(panels, input, first, ahead, results),
-            (1, true) => multiply::<_, 1, true>(panels, input, first, ahead, results),
-            (2, true) => multiply::<_, 2, true>(panels, input, first, ahead, results),
-            (_, true) => multiply::<_, BLOCK_ROWS, true>(panels, input, first, ahead, results),
-        }
-    }
-}
-
-/// Multiplies [`BLOCK_ROWS`] rows, from `first` on, with unpacked panels. With `narrow` their codes have 4 bits.
-///
-/// # Safety
-/// AVX-512 with VNNI must be available, the panels must have as many inputs as the rows, and the input must have room
-/// for a block of rows.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) unsafe fn unpacked(
-    panels: [(&[u8], &[f32]); BLOCK_PANELS],
-    narrow: bool,
-    input: &Quant<'_>,
-    first: usize,
-    results: &mut Results,
-) {
-    let groups = input.cols / GROUP;
-    // SAFETY: the caller guarantees this.
-    unsafe {
-        if narrow {
-            let panels = [Unpacked::<true>::new(panels[0], groups), Unpacked::new(panels[1], groups)];
-            if input.coarse {
-                multiply::<_, BLOCK_ROWS, true>(panels, input, first, 0, results);
-            } else {
-                multiply::<_, BLOCK_ROWS, false>(panels, input, first, 0, results);
-            }
-        } else {
-            let panels = [Unpacked::<false>::new(panels[0], groups), Unpacked::new(panels[1], groups)];
-            if input.coarse {
-                multiply::<_, BLOCK_ROWS, true>(panels, input, first, 0, results);
-            } else {
-                multiply::<_, BLOCK_ROWS, false>(panels, input, first, 0, results);
-            }
+            (1, false) => multiply::<_, _, 1, false>(panels, input, first, results),
+            (2, false) => multiply::<_, _, 2, false>(panels, input, first, results),
+            (_, false) => multiply::<_, _, BLOCK_ROWS, false>(panels, input, first, results),
+            (1, true) => multiply::<_, _, 1, true>(panels, input, first, results),
+            (2, true) => multiply::<_, _, 2, true>(panels, input, first, results),
+            (_, true) => multiply::<_, _, BLOCK_ROWS, true>(panels, input, first, results),
         }
     }
 }
@@ -125,11 +95,10 @@ pub(super) unsafe fn unpacked(
 /// multiplied.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn multiply<P: Panel, const ROWS: usize, const COARSE: bool>(
-    panels: [P; BLOCK_PANELS],
+unsafe fn multiply<C: ReadCodes, S: ReadScales, const ROWS: usize, const COARSE: bool>(
+    panels: [Packed<'_, C, S>; BLOCK_PANELS],
     input: &Quant<'_>,
     first: usize,
-    ahead: usize,
     results: &mut Results,
 ) {
     let groups = input.cols / GROUP;
@@ -139,22 +108,20 @@ unsafe fn multiply<P: Panel, const ROWS: usize, const COARSE: bool>(
     assert!(totals.len() >= ROWS * groups);
     let mut sums = [[_mm512_setzero_ps(); ROWS]; BLOCK_PANELS];
     for group in 0..groups {
-        if ahead > 0 {
-            panels.iter().for_each(|panel| panel.prefetch(group, ahead));
-        }
+        panels.iter().for_each(|panel| panel.prefetch(group));
         // SAFETY: the caller guarantees that the panels and the rows have these groups.
         unsafe {
             let (rows, stride) = (codes.as_ptr().add(group * 2 * GROUP), 2 * input.cols);
-            if P::PAIRED {
+            if S::PAIRED {
                 let scales = (scales.as_ptr().add(group), totals.as_ptr().add(group), groups);
-                add_pair::<P, ROWS, COARSE>(panels, rows, stride, group, scales, &mut sums);
+                add_pair::<C, S, ROWS, COARSE>(panels, rows, stride, group, scales, &mut sums);
                 continue;
             }
-            let dots = if P::HALVES {
+            let dots = if S::HALVES {
                 let totals = (totals.as_ptr().add(group), groups);
-                dots_of_halves::<P, ROWS, COARSE>(panels, rows, stride, group, totals)
+                dots_of_halves::<C, S, ROWS, COARSE>(panels, rows, stride, group, totals)
             } else {
-                dots::<P, ROWS, COARSE>(panels, rows, stride, group)
+                dots::<C, S, ROWS, COARSE>(panels, rows, stride, group)
             };
             for p in 0..BLOCK_PANELS {
                 let (scale, min) = panels[p].scales(group);
@@ -162,7 +129,7 @@ unsafe fn multiply<P: Panel, const ROWS: usize, const COARSE: bool>(
                     let at = r * groups + group;
                     let scale = _mm512_mul_ps(scale, _mm512_set1_ps(*scales.get_unchecked(at)));
                     sums[p][r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[p][r]), scale, sums[p][r]);
-                    if !P::HALVES {
+                    if !S::HALVES {
                         let sum = _mm512_set1_ps(*sums_of.get_unchecked(at));
                         sums[p][r] = _mm512_fmadd_ps(min, sum, sums[p][r]);
                     }
@@ -184,7 +151,7 @@ macro_rules! steps {
     ($panels:ident, $group:ident, $rows:ident, $stride:ident, $high:ident, $low:ident, $($step:literal)*) => {{$(
         for p in 0..BLOCK_PANELS {
             let codes = $panels[p].step($group, $step);
-            let shifted = if P::NARROW && !COARSE { _mm512_slli_epi16::<LOW_BITS>(codes) } else { codes };
+            let shifted = if C::NARROW && !COARSE { _mm512_slli_epi16::<LOW_BITS>(codes) } else { codes };
             for r in 0..ROWS {
                 let at = $rows.add(r * $stride).cast::<i32>();
                 let a = _mm512_set1_epi32(at.add($step).read_unaligned());
@@ -193,7 +160,7 @@ macro_rules! steps {
                     continue;
                 }
                 let b = _mm512_set1_epi32(at.add(STEPS + $step).read_unaligned());
-                if P::NARROW {
+                if C::NARROW {
                     $high[p][r] = _mm512_dpbusd_epi32($high[p][r], codes, b);
                 } else {
                     $low[p][r] = _mm512_dpbusd_epi32($low[p][r], codes, b);
@@ -206,8 +173,8 @@ macro_rules! steps {
 /// Returns the exact products of a group with the rows, whose codes are `stride` bytes apart.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn dots<P: Panel, const ROWS: usize, const COARSE: bool>(
-    panels: [P; BLOCK_PANELS],
+unsafe fn dots<C: ReadCodes, S: ReadScales, const ROWS: usize, const COARSE: bool>(
+    panels: [Packed<'_, C, S>; BLOCK_PANELS],
     rows: *const i8,
     stride: usize,
     group: usize,
@@ -217,15 +184,15 @@ unsafe fn dots<P: Panel, const ROWS: usize, const COARSE: bool>(
     const { assert!(STEPS == 8) };
     // SAFETY: the caller guarantees this; a group of a row has STEPS words of each part.
     unsafe { steps!(panels, group, rows, stride, high, low, 0 1 2 3 4 5 6 7) };
-    if P::NARROW && !COARSE { high } else { joined(high, low) }
+    if C::NARROW && !COARSE { high } else { joined(high, low) }
 }
 
 /// Returns the same for halves with factors: the products of each half, minus the offset of its codes, times the
 /// factor. `totals` of the rows' halves have the given stride.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn dots_of_halves<P: Panel, const ROWS: usize, const COARSE: bool>(
-    panels: [P; BLOCK_PANELS],
+unsafe fn dots_of_halves<C: ReadCodes, S: ReadScales, const ROWS: usize, const COARSE: bool>(
+    panels: [Packed<'_, C, S>; BLOCK_PANELS],
     rows: *const i8,
     stride: usize,
     group: usize,
@@ -260,8 +227,8 @@ unsafe fn dots_of_halves<P: Panel, const ROWS: usize, const COARSE: bool>(
 /// stride.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn add_pair<P: Panel, const ROWS: usize, const COARSE: bool>(
-    panels: [P; BLOCK_PANELS],
+unsafe fn add_pair<C: ReadCodes, S: ReadScales, const ROWS: usize, const COARSE: bool>(
+    panels: [Packed<'_, C, S>; BLOCK_PANELS],
     rows: *const i8,
     stride: usize,
     group: usize,
