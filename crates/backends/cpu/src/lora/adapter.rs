@@ -11,60 +11,26 @@ use crate::memory::Lines;
 use crate::rows::LANES;
 use crate::{Isa, NAME};
 
-/// Panels of sixteen columns, one after the other: the rows of a panel are adjacent.
+/// The numbers of an adapter, in rows of sixteen. All are in one allocation, in the order in which a step reads them, so that the
+/// system can keep them in huge pages.
 ///
 /// Adapters whose numbers all fit bf16, as most are stored, take half of the memory.
-pub(crate) enum Panels {
+enum Numbers {
     F32(Lines<f32>),
     Bf16(Lines<u16>),
 }
 
-impl Panels {
-    /// Packs `rows · cols` numbers. `at` returns that of a row and a column.
-    fn new(rows: usize, cols: usize, at: impl Fn(usize, usize) -> f32) -> Result<Self, BackendError> {
-        let len = rows * cols.next_multiple_of(LANES);
-        let place = |row: usize, col: usize| (col / LANES * rows + row) * LANES + col % LANES;
-        let places = || (0..rows).flat_map(|row| (0..cols).map(move |col| (row, col)));
-        let what = || "an adapter".into();
-        if places().all(|(row, col)| at(row, col).to_bits() & 0xffff == 0) {
-            let mut lines = Lines::zeroed(len, what)?;
-            places().for_each(|(row, col)| lines[place(row, col)] = (at(row, col).to_bits() >> 16) as u16);
-            return Ok(Self::Bf16(lines));
-        }
-        let mut lines = Lines::zeroed(len, what)?;
-        places().for_each(|(row, col)| lines[place(row, col)] = at(row, col));
-        Ok(Self::F32(lines))
+impl Numbers {
+    /// Allocates memory for some rows.
+    fn zeroed(rows: usize, is_bf16: bool) -> Result<Self, BackendError> {
+        let (len, what) = (rows * LANES, || "an adapter".into());
+        if is_bf16 { Lines::zeroed(len, what).map(Self::Bf16) } else { Lines::zeroed(len, what).map(Self::F32) }
     }
 
-    /// Multiplies the first `count` rows with some rows of a panel: those that begin `from` rows after the first panel's. The sums
-    /// of the other rows are not used.
-    pub(crate) fn multiply(
-        &self,
-        isa: Isa,
-        (x, count): ([&[f32]; ROWS], usize),
-        from: usize,
-        sums: &mut [[f32; LANES]; ROWS],
-    ) {
-        let len = x[0].len();
+    fn put(&mut self, at: usize, number: f32) {
         match self {
-            Self::F32(lines) => {
-                let panel = &lines.as_chunks().0[from..][..len];
-                #[cfg(target_arch = "x86_64")]
-                if isa.has_wide_registers() {
-                    // SAFETY: the instruction set is available.
-                    return unsafe { wide::multiply(x, count, panel, sums) };
-                }
-                isa.multiply_f32(x, panel, sums);
-            }
-            Self::Bf16(lines) => {
-                let panel = &lines.as_chunks().0[from..][..len];
-                #[cfg(target_arch = "x86_64")]
-                if isa.has_wide_registers() {
-                    // SAFETY: the instruction set is available.
-                    return unsafe { wide::multiply(x, count, panel, sums) };
-                }
-                isa.multiply_bf16(x, panel, sums);
-            }
+            Self::F32(lines) => lines[at] = number,
+            Self::Bf16(lines) => lines[at] = (number.to_bits() >> 16) as u16,
         }
     }
 
@@ -73,6 +39,39 @@ impl Panels {
             Self::F32(lines) => size_of_val(&lines[..]) as u64,
             Self::Bf16(lines) => size_of_val(&lines[..]) as u64,
         }
+    }
+}
+
+/// Panels of sixteen columns of a matrix, one after the other: the rows of a panel are adjacent.
+#[derive(Clone, Copy)]
+pub(crate) struct Panels {
+    /// First row among those of the adapter's numbers.
+    first: usize,
+}
+
+/// Gives places to the panels of an adapter, first to measure them and then to fill them.
+struct Packer<'n> {
+    /// Number of rows of all panels so far.
+    rows: usize,
+    /// Whether all numbers so far fit bf16.
+    is_bf16: bool,
+    /// The numbers that are filled, once they are measured.
+    numbers: Option<&'n mut Numbers>,
+}
+
+impl Packer<'_> {
+    /// Packs `rows · cols` numbers. `at` returns that of a row and a column.
+    fn put(&mut self, rows: usize, cols: usize, at: impl Fn(usize, usize) -> f32) -> Panels {
+        let first = self.rows;
+        self.rows += rows * cols.div_ceil(LANES);
+        let mut places = (0..rows).flat_map(|row| (0..cols).map(move |col| (row, col)));
+        match &mut self.numbers {
+            Some(numbers) => places.for_each(|(row, col)| {
+                numbers.put((first + col / LANES * rows + row) * LANES + col % LANES, at(row, col));
+            }),
+            None => self.is_bf16 &= places.all(|(row, col)| at(row, col).to_bits() & 0xffff == 0),
+        }
+        Panels { first }
     }
 }
 
@@ -111,6 +110,7 @@ struct AdaptedSite {
 pub(crate) struct Adapter {
     /// By site.
     sites: Vec<AdaptedSite>,
+    numbers: Numbers,
 }
 
 impl Adapter {
@@ -120,8 +120,46 @@ impl Adapter {
     /// Returns an error if a rank is above `limit`, if a matrix does not fit the program, or if memory runs out.
     pub(crate) fn new(program: &Program, source: &dyn AdapterSource, limit: usize) -> Result<Self, BackendError> {
         check_adapter(NAME, program, source, limit)?;
-        let sites = (0..program.sites.len()).map(|site| AdaptedSite::new(program, SiteId(site), source));
-        Ok(Self { sites: sites.collect::<Result<_, _>>()? })
+        let sites = |packer: &mut Packer<'_>| -> Vec<_> {
+            (0..program.sites.len()).map(|site| AdaptedSite::new(program, SiteId(site), source, packer)).collect()
+        };
+        let mut measured = Packer { rows: 0, is_bf16: true, numbers: None };
+        sites(&mut measured);
+        let mut numbers = Numbers::zeroed(measured.rows, measured.is_bf16)?;
+        let sites = sites(&mut Packer { rows: 0, numbers: Some(&mut numbers), ..measured });
+        Ok(Self { sites, numbers })
+    }
+
+    /// Multiplies the first `count` rows with some rows of a panel: those that begin `from` rows after the first panel's. The sums
+    /// of the other rows are not used.
+    pub(crate) fn multiply(
+        &self,
+        isa: Isa,
+        (x, count): (&[&[f32]; ROWS], usize),
+        (panels, from): (Panels, usize),
+        sums: &mut [[f32; LANES]; ROWS],
+    ) {
+        let rows = panels.first + from..panels.first + from + x[0].len();
+        match &self.numbers {
+            Numbers::F32(lines) => {
+                let panel = &lines.as_chunks().0[rows];
+                #[cfg(target_arch = "x86_64")]
+                if isa.has_wide_registers() {
+                    // SAFETY: the instruction set is available.
+                    return unsafe { wide::multiply(x, count, panel, sums) };
+                }
+                isa.multiply_f32(x, panel, sums);
+            }
+            Numbers::Bf16(lines) => {
+                let panel = &lines.as_chunks().0[rows];
+                #[cfg(target_arch = "x86_64")]
+                if isa.has_wide_registers() {
+                    // SAFETY: the instruction set is available.
+                    return unsafe { wide::multiply(x, count, panel, sums) };
+                }
+                isa.multiply_bf16(x, panel, sums);
+            }
+        }
     }
 
     /// Returns the matrices for an expert of a site; the expert is 0 if there are none.
@@ -136,24 +174,23 @@ impl Adapter {
 
     /// Returns the size in bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        let part = |part: &Part| part.b.bytes() + size_of_val(&part.table[..]) as u64;
-        let matrices =
-            |of: &Matrices| of.a.as_ref().map_or(0, Panels::bytes) + of.parts.iter().flatten().map(part).sum::<u64>();
-        self.sites.iter().flat_map(|site| &site.experts).map(matrices).sum()
+        let parts =
+            self.sites.iter().flat_map(|site| &site.experts).flat_map(|matrices| matrices.parts.iter().flatten());
+        self.numbers.bytes() + parts.map(|part| size_of_val(&part.table[..]) as u64).sum::<u64>()
     }
 }
 
 impl AdaptedSite {
-    fn new(program: &Program, site: SiteId, source: &dyn AdapterSource) -> Result<Self, BackendError> {
+    fn new(program: &Program, site: SiteId, source: &dyn AdapterSource, packer: &mut Packer<'_>) -> Self {
         let (sizes, each) = (program.site_parts(site), program.parts_each(site).max(1));
         let is_table = program.sites[site.0].kind == SiteKind::Embedding;
         let experts = (0..sizes.len() / each).map(|expert| {
             let parts = expert * each..(expert + 1) * each;
-            Matrices::new(&sizes, parts, is_table, |part| source.matrices(site, part))
+            Matrices::new(&sizes, parts, is_table, |part| source.matrices(site, part), packer)
         });
-        let experts: Vec<_> = experts.collect::<Result<_, _>>()?;
+        let experts: Vec<_> = experts.collect();
         let panels = experts.iter().map(|matrices| matrices.panels).max().unwrap_or(0);
-        Ok(Self { experts, panels })
+        Self { experts, panels }
     }
 }
 
@@ -164,30 +201,32 @@ impl Matrices {
         parts: Range<usize>,
         is_table: bool,
         of: impl Fn(usize) -> Option<LoraMatrices<'s>>,
-    ) -> Result<Self, BackendError> {
+        packer: &mut Packer<'_>,
+    ) -> Self {
         let sizes = &sizes[parts.clone()];
         let found: Vec<_> = parts.map(of).collect();
         if found.iter().all(Option::is_none) {
-            return Ok(Self::default());
+            return Self::default();
         }
-        let (mut columns, mut parts) = (Vec::new(), Vec::new());
-        for (&[rows, cols], found) in sizes.iter().zip(&found) {
-            let Some(LoraMatrices { rank, scaling, a, b }) = *found else {
-                parts.push(None);
-                continue;
-            };
-            let from = columns.len();
-            if !is_table {
+        let mut columns = Vec::new();
+        for (&[_, cols], found) in sizes.iter().zip(&found) {
+            if let Some(LoraMatrices { a, .. }) = found.filter(|_| !is_table) {
                 columns.extend(a.chunks(cols).map(Some));
                 columns.resize(columns.len().next_multiple_of(LANES), None);
             }
-            let table = if is_table { a.to_vec() } else { Vec::new() };
-            let b = Panels::new(rank, rows, |row, col| b[col * rank + row])?;
-            parts.push(Some(Part { from, rank, scaling, b, table }));
         }
         let inputs = sizes.first().map_or(0, |[_, cols]| *cols);
         let at = |row: usize, col: usize| columns[col].map_or(0.0, |column: &[f32]| column[row]);
-        let a = if is_table { None } else { Some(Panels::new(inputs, columns.len(), at)?) };
-        Ok(Self { a, panels: columns.len() / LANES, parts })
+        let a = (!is_table).then(|| packer.put(inputs, columns.len(), at));
+        let mut from = 0;
+        let part = |(&[rows, _], found): (&[usize; 2], &Option<LoraMatrices<'s>>)| {
+            let LoraMatrices { rank, scaling, a, b } = (*found)?;
+            let b = packer.put(rank, rows, |row, col| b[col * rank + row]);
+            let part = Part { from, rank, scaling, b, table: if is_table { a.to_vec() } else { Vec::new() } };
+            from += rank.next_multiple_of(LANES);
+            Some(part)
+        };
+        let parts = sizes.iter().zip(&found).map(part).collect();
+        Self { a, panels: columns.len() / LANES, parts }
     }
 }

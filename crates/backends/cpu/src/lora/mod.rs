@@ -40,10 +40,10 @@ const COLUMNS: usize = 256;
 per_isa! {
     plain;
     /// Multiplies rows with a panel of as many rows as they have elements.
-    fn multiply_f32(x: [&[f32]; ROWS], panel: &[[f32; LANES]], sums: &mut [[f32; LANES]; ROWS]);
+    fn multiply_f32(x: &[&[f32]; ROWS], panel: &[[f32; LANES]], sums: &mut [[f32; LANES]; ROWS]);
 
     /// Does the same with a panel of bf16 numbers.
-    fn multiply_bf16(x: [&[f32]; ROWS], panel: &[[u16; LANES]], sums: &mut [[f32; LANES]; ROWS]);
+    fn multiply_bf16(x: &[&[f32]; ROWS], panel: &[[u16; LANES]], sums: &mut [[f32; LANES]; ROWS]);
 }
 
 thread_local! {
@@ -129,6 +129,7 @@ impl Tiles<'_> {
 
 /// Some outputs of a part of a site.
 struct Piece<'a> {
+    adapter: &'a Adapter,
     part: &'a adapter::Part,
     /// First output of the part.
     first: usize,
@@ -245,8 +246,8 @@ impl Forward<'_> {
         })
     }
 
-    fn matrices(&self, tile: Tile, site: SiteId) -> Option<&Matrices> {
-        self.adapters[tile.slot].as_ref().map(|adapter| adapter.matrices(site, tile.expert))
+    fn matrices(&self, tile: Tile, site: SiteId) -> Option<(&Adapter, &Matrices)> {
+        self.adapters[tile.slot].as_ref().map(|adapter| (adapter, adapter.matrices(site, tile.expert)))
     }
 
     /// Returns the largest number of panels of A at a site.
@@ -278,15 +279,15 @@ impl Forward<'_> {
         let (panel, at) = (index % panels, index / panels);
         // SAFETY: the caller guarantees this.
         let tile = unsafe { scratch.lora.tiles(op.place).get(at) };
-        let Some(matrices) = self.matrices(tile, op.site) else { return };
-        let Some(a) = matrices.a.as_ref().filter(|_| panel < matrices.panels) else { return };
+        let Some((adapter, matrices)) = self.matrices(tile, op.site) else { return };
+        let Some(a) = matrices.a.filter(|_| panel < matrices.panels) else { return };
         let from = piece * PIECE;
         let len = PIECE.min(input.cols - from);
         let mut sums = [[0.0; LANES]; ROWS];
         // SAFETY: the caller guarantees this; the sums of this piece belong to this thread.
         unsafe {
             let x = tile.sources.map(|row| input.read(Span { row, from, len }));
-            a.multiply(self.isa, (x, tile.count), panel * input.cols + from, &mut sums);
+            adapter.multiply(self.isa, (&x, tile.count), (a, panel * input.cols + from), &mut sums);
             for (row, sums) in sums[..tile.count].iter().enumerate() {
                 let place = ((at * ROWS + row) * pieces + piece) * panels + panel;
                 partial.part(place * LANES, LANES).copy_from_slice(sums);
@@ -312,11 +313,12 @@ impl Forward<'_> {
             };
             // SAFETY: as above.
             let tile = unsafe { tiles.get(at) };
-            let Some(matrices) = self.matrices(tile, op.site) else { return };
+            let Some((adapter, matrices)) = self.matrices(tile, op.site) else { return };
             for (range, part) in op.parts.iter().zip(&matrices.parts) {
                 let (start, end) = (range.start.max(columns.start), range.end.min(columns.end));
                 let Some(part) = part.as_ref().filter(|_| start < end) else { continue };
-                let piece = Piece { part, first: range.start, columns: start - range.start..end - range.start };
+                let piece =
+                    Piece { adapter, part, first: range.start, columns: start - range.start..end - range.start };
                 SHRUNK.with_borrow_mut(|shrunk| {
                     // SAFETY: the caller guarantees this; these columns of the rows belong to this thread.
                     unsafe {
@@ -367,19 +369,17 @@ impl Forward<'_> {
 
     /// Adds the products with B for some of a part's columns.
     unsafe fn expand_piece(&self, op: &Expand, tile: Tile, piece: &Piece<'_>, shrunk: &[f32], scratch: &Scratch) {
-        let Piece { part, first, columns } = piece;
+        let Piece { adapter, part, first, columns } = piece;
         let out = scratch.rows[op.out.0];
         let x: [&[f32]; ROWS] = std::array::from_fn(|row| &shrunk[row * part.rank..][..part.rank]);
         for panel in columns.start / LANES..columns.end.div_ceil(LANES) {
             let mut sums = [[0.0; LANES]; ROWS];
-            part.b.multiply(self.isa, (x, tile.count), panel * part.rank, &mut sums);
+            adapter.multiply(self.isa, (&x, tile.count), (part.b, panel * part.rank), &mut sums);
             let (start, end) = (columns.start.max(panel * LANES), columns.end.min((panel + 1) * LANES));
             for (&row, sums) in tile.rows[..tile.count].iter().zip(&sums) {
                 // SAFETY: the caller guarantees this.
                 let out = unsafe { out.write(Span { row, from: first + start, len: end - start }) };
-                for (out, sum) in out.iter_mut().zip(&sums[start - panel * LANES..]) {
-                    *out += op.scale * sum;
-                }
+                self.isa.add_scaled(out, &sums[start - panel * LANES..end - panel * LANES], op.scale);
             }
         }
     }

@@ -5,20 +5,20 @@ use crate::rows::{LANES, fma};
 
 #[inline(always)]
 pub(super) fn multiply_f32<const FMA: bool>(
-    x: [&[f32]; ROWS],
+    x: &[&[f32]; ROWS],
     panel: &[[f32; LANES]],
     sums: &mut [[f32; LANES]; ROWS],
 ) {
-    *sums = multiply::<FMA, f32>(x, panel);
+    *sums = multiply::<FMA, f32>(*x, panel);
 }
 
 #[inline(always)]
 pub(super) fn multiply_bf16<const FMA: bool>(
-    x: [&[f32]; ROWS],
+    x: &[&[f32]; ROWS],
     panel: &[[u16; LANES]],
     sums: &mut [[f32; LANES]; ROWS],
 ) {
-    *sums = multiply::<FMA, u16>(x, panel);
+    *sums = multiply::<FMA, u16>(*x, panel);
 }
 
 /// Numbers of a panel: f32, or the bits of bf16.

@@ -7,6 +7,7 @@
 use std::arch::x86_64::*;
 
 use super::ROWS;
+use crate::memory::LINE;
 use crate::rows::LANES;
 
 /// Numbers of a panel: f32, or the bits of bf16.
@@ -40,19 +41,23 @@ impl Number for u16 {
 /// Number of sums of a row.
 const SUMS: usize = 4;
 
+/// Distance of what is prefetched in bytes. Adapters are read from memory, in pieces that are too short for the processor to find
+/// out by itself.
+const AHEAD: usize = 4 << 10;
+
 /// Multiplies the first `count` rows with a panel of as many rows as they have elements.
 ///
 /// # Safety
 /// AVX-512 F must be available.
 #[target_feature(enable = "avx512f")]
 pub(super) unsafe fn multiply<T: Number>(
-    x: [&[f32]; ROWS],
+    x: &[&[f32]; ROWS],
     count: usize,
     panel: &[[T; LANES]],
     sums: &mut [[f32; LANES]; ROWS],
 ) {
     assert!(x.iter().all(|row| row.len() >= panel.len()));
-    let x = x.map(<[f32]>::as_ptr);
+    let x = [x[0].as_ptr(), x[1].as_ptr(), x[2].as_ptr(), x[3].as_ptr()];
     // SAFETY: the caller guarantees this; the rows have an element for each row of the panel.
     unsafe {
         match count {
@@ -75,6 +80,9 @@ unsafe fn multiply_rows<T: Number, const N: usize>(
     // SAFETY: the caller guarantees this; a result fills a register.
     unsafe {
         for (turn, weights) in turns.iter().enumerate() {
+            for line in 0..size_of_val(weights) / LINE {
+                _mm_prefetch::<_MM_HINT_T0>(weights.as_ptr().cast::<i8>().wrapping_add(AHEAD + line * LINE));
+            }
             for chain in 0..SUMS {
                 add(x, SUMS * turn + chain, T::widen(&weights[chain]), &mut sums[chain]);
             }
