@@ -204,6 +204,11 @@ impl Rows {
         unsafe { self.plain.part(span.row * plain_stride(self.cols) + span.from, span.len) }
     }
 
+    /// Prefetches a span, which another thread may have written.
+    pub(crate) fn prefetch(&self, span: Span) {
+        self.plain.prefetch(span.row * plain_stride(self.cols) + span.from, span.len);
+    }
+
     /// Returns all rows as integers, including rows that do not exist.
     ///
     /// # Safety

@@ -196,6 +196,18 @@ impl<T: Plain> Shared<T> {
         unsafe { std::slice::from_raw_parts(self.at(from, len), len) }
     }
 
+    /// Prefetches the elements `from .. from + len`.
+    pub(crate) fn prefetch(&self, from: usize, len: usize) {
+        #[cfg(target_arch = "x86_64")]
+        for at in (0..len).step_by(LINE / size_of::<T>()) {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: a prefetch is a hint and may have any address.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.start.wrapping_add(from + at).cast()) };
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (from, len);
+    }
+
     /// Returns all elements for reading.
     ///
     /// # Safety

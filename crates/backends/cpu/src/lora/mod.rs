@@ -314,6 +314,9 @@ impl Forward<'_> {
             // SAFETY: as above.
             let tile = unsafe { tiles.get(at) };
             let Some((adapter, matrices)) = self.matrices(tile, op.site) else { return };
+            for &row in &tile.rows[..tile.count] {
+                out.prefetch(Span { row, from: columns.start, len: columns.len() });
+            }
             for (range, part) in op.parts.iter().zip(&matrices.parts) {
                 let (start, end) = (range.start.max(columns.start), range.end.min(columns.end));
                 let Some(part) = part.as_ref().filter(|_| start < end) else { continue };
