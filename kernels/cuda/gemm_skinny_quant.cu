@@ -172,19 +172,7 @@ struct SkinnyQuant {
         if constexpr (F::OF_DELTAS == 0) planes.deltas = p.weight.deltas;
         const u32 first = F::BLOCK > GROUPS ? nth % (F::BLOCK / GROUPS) * GROUPS : 0;
         Vec<float, GROUPS> of_scales[2], of_mins[2];
-        if constexpr (F::HAS_SUPER_SCALES) {
-            read_half_super_scales(planes.scales, first > 0, of_scales[0].x, of_mins[0].x);
-        } else {
-#pragma unroll
-            for (u32 i = 0; i < GROUPS; ++i) {
-                QuantGroup<2> group;
-                F::read_scales(group, planes, GroupAt(F::OF_DELTAS == 0 ? weight_row(threadIdx.x) : 0, 0, first + i));
-#pragma unroll
-                for (u32 half = 0; half < F::SCALES; ++half) of_scales[half].x[i] = group.scale[half];
-#pragma unroll
-                for (u32 half = 0; half < F::MINS; ++half) of_mins[half].x[i] = group.min[half];
-            }
-        }
+        read_scales_of_groups<F>(planes, weight_row(threadIdx.x), first, of_scales, of_mins);
         float* scales = (float*)(shared + SCALES);
 #pragma unroll
         for (u32 half = 0; half < F::SCALES; ++half) store(scales + (half * OUTPUTS + threadIdx.x) * GROUPS, of_scales[half]);

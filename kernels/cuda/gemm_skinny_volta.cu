@@ -194,29 +194,18 @@ struct SkinnyVolta {
             planes.scales = (const u8*)stored[i].scales;
             // A format without deltas of groups has those of rows, if any.
             planes.deltas = F::OF_DELTAS == 0 ? p.weight.deltas : (const u8*)stored[i].deltas;
-            float scales[2][GROUPS], mins[2][GROUPS];
-            if constexpr (F::HAS_SUPER_SCALES) {
-                read_half_super_scales(planes.scales, first > 0, scales[0], mins[0]);
-            } else {
-#pragma unroll
-                for (u32 group = 0; group < GROUPS; ++group) {
-                    QuantGroup<2> of_group;
-                    F::read_scales(of_group, planes, GroupAt(F::OF_DELTAS == 0 ? rows[i] : 0, 0, first + group));
-#pragma unroll
-                    for (u32 half = 0; half < F::SCALES; ++half) {
-                        scales[half][group] = of_group.scale[half];
-                        mins[half][group] = fmaf(-(float)EXCESS<F>, of_group.scale[half], of_group.min[half]);
-                    }
-                }
-            }
+            Vec<float, GROUPS> scales[2], mins[2];
+            read_scales_of_groups<F>(planes, rows[i], first, scales, mins);
             float* to = factors + i * 32 + own_output();
 #pragma unroll
             for (u32 group = 0; group < GROUPS; ++group) {
 #pragma unroll
                 for (u32 half = 0; half < F::SCALES; ++half)
-                    to[(group * FACTORS + half) * OF_WARP] = scales[half][group] * FACTOR<F>;
+                    to[(group * FACTORS + half) * OF_WARP] = scales[half].x[group] * FACTOR<F>;
 #pragma unroll
-                for (u32 half = 0; half < MINS<F>; ++half) to[(group * FACTORS + F::SCALES + half) * OF_WARP] = mins[half][group];
+                for (u32 half = 0; half < MINS<F>; ++half)
+                    to[(group * FACTORS + F::SCALES + half) * OF_WARP] =
+                        EXCESS<F> > 0 ? fmaf(-(float)EXCESS<F>, scales[half].x[group], mins[half].x[group]) : mins[half].x[group];
             }
         }
     }

@@ -143,3 +143,21 @@ DEVICE void read_pairs(const QuantWeight& weight, u32 part, u32 (&pairs)[2][2]) 
         for (u32 half = 0; half < 2; ++half) code_pairs<F, T>((u32)codes.q[half], pairs[half]);
     }
 }
+
+// Reads the scales of adjacent groups of a block of a weight's row, from the group `first` on, with what is added to a sum times the
+// scale.
+template <class F, int GROUPS>
+DEVICE void read_scales_of_groups(const QuantWeight& block, u64 row, u32 first, Vec<float, GROUPS> (&scales)[2],
+                                  Vec<float, GROUPS> (&mins)[2]) {
+    if constexpr (F::HAS_SUPER_SCALES) {
+        read_half_super_scales(block.scales, first > 0, scales[0].x, mins[0].x);
+    } else {
+#pragma unroll
+        for (int i = 0; i < GROUPS; ++i) {
+            QuantGroup<2> group;
+            F::read_scales(group, block, GroupAt(F::OF_DELTAS == 0 ? row : 0, 0, first + i));
+#pragma unroll
+            for (u32 half = 0; half < F::SCALES; ++half) scales[half].x[i] = group.scale[half], mins[half].x[i] = group.min[half];
+        }
+    }
+}

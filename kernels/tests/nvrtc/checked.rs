@@ -11,14 +11,9 @@ use octavo_kernels::sources::{self, HEADERS, Source};
 use crate::committed::{self, Table};
 use crate::{Program, RELEASES, Release, figures, issue};
 
-/// The sources of these tests.
-const TESTS: [&str; 5] = [
-    include_str!("main.rs"),
-    include_str!("code.rs"),
-    include_str!("figures.rs"),
-    include_str!("issue.rs"),
-    include_str!("packed.rs"),
-];
+/// The sources of the tests of these programs.
+const TESTS: [&str; 4] =
+    [include_str!("main.rs"), include_str!("code.rs"), include_str!("figures.rs"), include_str!("issue.rs")];
 
 /// Returns the name of a source in the file.
 fn name(source: Source) -> &'static str {
