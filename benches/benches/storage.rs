@@ -1,10 +1,11 @@
 //! Measures the storage types of quantised weights and the adapters of the CPU backend beside each other: `cargo bench -p
-//! octavo-benches --bench storage -- [THREADS [SECONDS]]`.
+//! octavo-benches --bench storage -- [THREADS [SECONDS [ISA]]]`.
 //!
 //! Models that differ only in the storage type of their matrices compute the same steps by turns. Each type is compared with
 //! the type of GGUF that has as many bits: the printed ratio is that of speeds, so 1 is as fast. Then a dense model and a mixture
 //! of experts compute steps of 32 sequences by turns without adapters, with one for all and with eight. A ratio is the median
-//! over the rounds, with the least and the most of them. Every kind of step is repeated for `SECONDS` (45), on `THREADS` threads (all cores).
+//! over the rounds, with the least and the most of them. Every kind of step is repeated for `SECONDS` (45), on `THREADS` threads (all
+//! cores), with the instruction set `ISA` (the best one).
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -52,7 +53,8 @@ fn main() -> ExitCode {
 fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
     let threads = arguments.first().map(|text| text.parse()).transpose()?;
     let seconds = arguments.get(1).map_or(Ok(45), |text| text.parse())?;
-    let config = CpuConfig { threads, ..CpuConfig::default() };
+    let isa = arguments.get(2).map(|text| text.parse()).transpose()?;
+    let config = CpuConfig { threads, isa, ..CpuConfig::default() };
     let budget = Duration::from_secs(seconds);
     types(config, budget)?;
     adapters(config, budget, None)?;

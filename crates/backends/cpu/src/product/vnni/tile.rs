@@ -1,4 +1,4 @@
-//! Many rows: a group of two panels is unpacked in the first-level cache and multiplied with one block of rows after the other.
+//! Many rows: some groups of two panels are unpacked in the first-level cache and multiplied with one block of rows after the other.
 //!
 //! Sums of a block's products take half of the registers, so that each instruction finds its sum ready. The results of all groups
 //! are in memory.
@@ -13,6 +13,19 @@ const ROWS: usize = 8;
 
 /// Number of rows of a tile, for which a group is unpacked once.
 pub(in super::super) const TILE_ROWS: usize = 8 * ROWS;
+
+/// Largest number of groups that are unpacked at once.
+const GROUPS: usize = 4;
+
+/// Returns the number of groups that are unpacked at once for some rows. Where there are many rows, several groups of each are read
+/// in sequence, because the rows are far apart; where there are few, weights are read from memory in the meantime.
+fn groups_at_once(rows: usize) -> usize {
+    match rows {
+        0..=16 => 1,
+        17..=32 => 2,
+        _ => GROUPS,
+    }
+}
 
 /// Results of a tile of rows with two panels.
 pub(in super::super) type TileResults = [[[f32; PANEL]; TILE_ROWS]; BLOCK_PANELS];
@@ -158,25 +171,31 @@ unsafe fn multiply_tile_as<C: ReadCodes, S: ReadScales>(
             && [scales.len(), sums.len(), totals.len()].iter().all(|len| *len >= rows * groups)
     );
     results.iter_mut().for_each(|results| results[..rows].fill([0.0; PANEL]));
-    let mut unpacked = Group::ZERO;
-    for group in 0..groups {
-        if ahead {
-            panels.iter().for_each(|panel| panel.prefetch(group));
-        }
-        // SAFETY: the caller guarantees this; the panels and the rows have this group.
+    let mut unpacked = [Group::ZERO; GROUPS];
+    let each = groups_at_once(count);
+    for start in (0..groups).step_by(each) {
+        let unpacked = &mut unpacked[..each.min(groups - start)];
+        // SAFETY: the caller guarantees this; the panels and the rows have these groups.
         unsafe {
-            unpacked.fill(panels, group);
+            for (group, unpacked) in (start..).zip(&mut *unpacked) {
+                if ahead {
+                    panels.iter().for_each(|panel| panel.prefetch(group));
+                }
+                unpacked.fill(panels, group);
+            }
             for row in (0..count).step_by(ROWS) {
-                let at = row * groups + group;
-                let block = Block {
-                    codes: codes.as_ptr().add(row * stride + group * 2 * GROUP),
-                    scales: scales.as_ptr().add(at),
-                    sums: sums.as_ptr().add(at),
-                    totals: totals.as_ptr().add(at),
-                    stride,
-                    groups,
-                };
-                add_block::<S>(&unpacked, block, input.coarse, (row, count - row), results);
+                for (group, unpacked) in (start..).zip(&*unpacked) {
+                    let at = row * groups + group;
+                    let block = Block {
+                        codes: codes.as_ptr().add(row * stride + group * 2 * GROUP),
+                        scales: scales.as_ptr().add(at),
+                        sums: sums.as_ptr().add(at),
+                        totals: totals.as_ptr().add(at),
+                        stride,
+                        groups,
+                    };
+                    add_block::<S>(unpacked, block, input.coarse, (row, count - row), results);
+                }
             }
         }
     }
