@@ -17,13 +17,16 @@ pub(in super::super) const TILE_ROWS: usize = 8 * ROWS;
 /// Largest number of groups that are unpacked at once.
 const GROUPS: usize = 4;
 
-/// Returns the number of groups that are unpacked at once for some rows. Where there are many rows, several groups of each are read
-/// in sequence, because the rows are far apart; where there are few, weights are read from memory in the meantime.
-fn groups_at_once(rows: usize) -> usize {
+/// Number of inputs from which on rows are far apart.
+const FAR: usize = 1024;
+
+/// Returns the number of groups that are unpacked at once. Where there are many rows that are far apart, several groups of each are
+/// read in sequence; where there are few, weights are read from memory in the meantime.
+fn groups_at_once(rows: usize, cols: usize) -> usize {
     match rows {
-        0..=16 => 1,
-        17..=32 => 2,
-        _ => GROUPS,
+        17..=32 if cols >= FAR => 2,
+        33.. if cols >= FAR => GROUPS,
+        _ => 1,
     }
 }
 
@@ -172,7 +175,7 @@ unsafe fn multiply_tile_as<C: ReadCodes, S: ReadScales>(
     );
     results.iter_mut().for_each(|results| results[..rows].fill([0.0; PANEL]));
     let mut unpacked = [Group::ZERO; GROUPS];
-    let each = groups_at_once(count);
+    let each = groups_at_once(count, input.cols);
     for start in (0..groups).step_by(each) {
         let unpacked = &mut unpacked[..each.min(groups - start)];
         // SAFETY: the caller guarantees this; the panels and the rows have these groups.
