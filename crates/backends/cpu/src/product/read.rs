@@ -1,6 +1,7 @@
 //! Reading of integer panels with AVX-512.
 
 use std::arch::x86_64::*;
+use std::hint::unreachable_unchecked;
 use std::marker::PhantomData;
 
 use super::vnni::BLOCK_PANELS;
@@ -292,7 +293,10 @@ impl ReadScales for Fixed {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn scales(panel: *const u8, layout: &Layout, group: usize) -> (__m512, __m512) {
-        let PanelKind::Quant(_, kind @ Scales::Fixed(offset)) = layout.kind else { unreachable!("chosen by the kind") };
+        let PanelKind::Quant(_, kind @ Scales::Fixed(offset)) = layout.kind else {
+            // SAFETY: the caller guarantees that the panel has this layout. A panic here would be checked for each group.
+            unsafe { unreachable_unchecked() }
+        };
         // SAFETY: the caller guarantees this.
         let scale = unsafe { halves(panel.add(layout.scales_at(kind, group))) };
         (scale, _mm512_mul_ps(scale, _mm512_set1_ps(offset)))

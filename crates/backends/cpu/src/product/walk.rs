@@ -89,13 +89,19 @@ pub(super) unsafe fn blocks(part: &Part, panels: Range, input: &Quant<'_>, rows:
     let pairs = panels.clone().step_by(BLOCK_PANELS).map(|from| from..(from + BLOCK_PANELS).min(panels.end));
     // A panel that does not exist repeats the last one; its results are not used.
     let weights = |pair: &Range| std::array::from_fn(|slot| part.panel((pair.start + slot).min(pair.end - 1)));
-    if rows.len() <= BLOCK_ROWS {
+    // Codes of 8 bits are multiplied as they are stored.
+    if rows.len() <= BLOCK_ROWS || matches!(layout.kind, PanelKind::Quant(Codes::Eight, _)) {
         let mut results: Results = [[[0.0; PANEL]; BLOCK_ROWS]; BLOCK_PANELS];
         for pair in pairs {
-            let rows = (rows.start, rows.len());
-            // SAFETY: the caller guarantees this; the panels have this layout.
-            unsafe { vnni::packed(weights(&pair), layout, input, rows, &mut results) };
-            pair.zip(&mut results).for_each(|(panel, results)| store(rows.0, panel, &mut results[..rows.1]));
+            for first in rows.clone().step_by(BLOCK_ROWS) {
+                let count = (rows.end - first).min(BLOCK_ROWS);
+                // SAFETY: the caller guarantees this; the panels have this layout.
+                unsafe {
+                    let ahead = first == rows.start;
+                    vnni::packed(weights(&pair), layout, input, (first, count), ahead, &mut results);
+                }
+                pair.clone().zip(&mut results).for_each(|(panel, results)| store(first, panel, &mut results[..count]));
+            }
         }
         return;
     }

@@ -50,7 +50,8 @@ macro_rules! with_kind {
 
 use with_kind;
 
-/// Multiplies up to [`BLOCK_ROWS`] rows, from `first` on, with panels in their stored layout, and prefetches those that follow.
+/// Multiplies up to [`BLOCK_ROWS`] rows, from `first` on, with panels in their stored layout. `ahead` prefetches the panels that
+/// follow.
 ///
 /// # Safety
 /// AVX-512 with VNNI must be available, the panels must have this layout, and the input must have room for a block of
@@ -61,11 +62,12 @@ pub(super) unsafe fn packed(
     layout: &Layout,
     input: &Quant<'_>,
     (first, count): (usize, usize),
+    ahead: bool,
     results: &mut Results,
 ) {
     assert_eq!(input.cols, layout.cols);
     // SAFETY: the caller guarantees this.
-    unsafe { with_kind!(layout.kind, packed_as, (panels, layout, input, (first, count), results)) }
+    unsafe { with_kind!(layout.kind, packed_as, (panels, layout, input, (first, count), ahead, results)) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
@@ -74,6 +76,7 @@ unsafe fn packed_as<C: ReadCodes, S: ReadScales>(
     layout: &Layout,
     input: &Quant<'_>,
     (first, count): (usize, usize),
+    ahead: bool,
     results: &mut Results,
 ) {
     // Written out: with link-time optimisation `map` has stayed a call here, and its result went through memory.
@@ -81,12 +84,12 @@ unsafe fn packed_as<C: ReadCodes, S: ReadScales>(
     // SAFETY: the caller guarantees this.
     unsafe {
         match (count, input.coarse) {
-            (1, false) => multiply::<_, _, 1, false>(panels, input, first, results),
-            (2, false) => multiply::<_, _, 2, false>(panels, input, first, results),
-            (_, false) => multiply::<_, _, BLOCK_ROWS, false>(panels, input, first, results),
-            (1, true) => multiply::<_, _, 1, true>(panels, input, first, results),
-            (2, true) => multiply::<_, _, 2, true>(panels, input, first, results),
-            (_, true) => multiply::<_, _, BLOCK_ROWS, true>(panels, input, first, results),
+            (1, false) => multiply::<_, _, 1, false>(panels, input, first, ahead, results),
+            (2, false) => multiply::<_, _, 2, false>(panels, input, first, ahead, results),
+            (_, false) => multiply::<_, _, BLOCK_ROWS, false>(panels, input, first, ahead, results),
+            (1, true) => multiply::<_, _, 1, true>(panels, input, first, ahead, results),
+            (2, true) => multiply::<_, _, 2, true>(panels, input, first, ahead, results),
+            (_, true) => multiply::<_, _, BLOCK_ROWS, true>(panels, input, first, ahead, results),
         }
     }
 }
@@ -99,6 +102,7 @@ unsafe fn multiply<C: ReadCodes, S: ReadScales, const ROWS: usize, const COARSE:
     panels: [Packed<'_, C, S>; BLOCK_PANELS],
     input: &Quant<'_>,
     first: usize,
+    ahead: bool,
     results: &mut Results,
 ) {
     let groups = input.cols / GROUP;
@@ -108,7 +112,9 @@ unsafe fn multiply<C: ReadCodes, S: ReadScales, const ROWS: usize, const COARSE:
     assert!(totals.len() >= ROWS * groups);
     let mut sums = [[_mm512_setzero_ps(); ROWS]; BLOCK_PANELS];
     for group in 0..groups {
-        panels.iter().for_each(|panel| panel.prefetch(group));
+        if ahead {
+            panels.iter().for_each(|panel| panel.prefetch(group));
+        }
         // SAFETY: the caller guarantees that the panels and the rows have these groups.
         unsafe {
             let (rows, stride) = (codes.as_ptr().add(group * 2 * GROUP), 2 * input.cols);
