@@ -18,12 +18,15 @@ fn jobs(target: Target) -> Vec<(Target, Source, Vec<Instance>)> {
     manifest::sources(&instances).into_iter().map(of_source).collect()
 }
 
-/// Fails if a kernel keeps values in memory instead of registers.
+/// Bytes of a thread that a kernel may keep in memory instead of registers on a chip for which it was not tuned.
+const MOST_SPILLED: u32 = 64;
+
+/// Fails if a kernel keeps more values in memory instead of registers.
 fn check_spills(program: &Program) {
     let used = usage::from_log(&program.compiled.log);
     assert_eq!(used.len(), program.instances.len(), "{}", program.source.path);
-    let spilled = used.iter().find(|(_, usage)| program.release().spills(usage));
-    assert_eq!(spilled, None, "{}", program.chip.arch());
+    let spilled: Vec<_> = used.iter().filter(|(_, usage)| usage.stack.max(usage.spills) > MOST_SPILLED).collect();
+    assert!(spilled.is_empty(), "{}: {spilled:?}", program.chip.arch());
 }
 
 #[test]
