@@ -62,6 +62,7 @@ impl Isa {
     }
 
     /// Returns whether registers have 512 bits.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) const fn has_wide_registers(self) -> bool {
         matches!(self, Self::Avx512 | Self::Avx512Bf16 | Self::Amx)
     }
