@@ -140,27 +140,21 @@ impl Adapter {
         sums: &mut [[f32; LANES]; ROWS],
     ) {
         let rows = panels.first + from..panels.first + from + x[0].len();
+        #[cfg(target_arch = "x86_64")]
+        if isa.has_wide_registers() {
+            // SAFETY: the instruction set is available.
+            return unsafe {
+                match &self.numbers {
+                    Numbers::F32(lines) => wide::multiply(x, count, &lines.as_chunks().0[rows], sums),
+                    Numbers::Bf16(lines) => wide::multiply(x, count, &lines.as_chunks().0[rows], sums),
+                }
+            };
+        }
         // The common definition multiplies all rows.
         let _ = count;
         match &self.numbers {
-            Numbers::F32(lines) => {
-                let panel = &lines.as_chunks().0[rows];
-                #[cfg(target_arch = "x86_64")]
-                if isa.has_wide_registers() {
-                    // SAFETY: the instruction set is available.
-                    return unsafe { wide::multiply(x, count, panel, sums) };
-                }
-                isa.multiply_f32(x, panel, sums);
-            }
-            Numbers::Bf16(lines) => {
-                let panel = &lines.as_chunks().0[rows];
-                #[cfg(target_arch = "x86_64")]
-                if isa.has_wide_registers() {
-                    // SAFETY: the instruction set is available.
-                    return unsafe { wide::multiply(x, count, panel, sums) };
-                }
-                isa.multiply_bf16(x, panel, sums);
-            }
+            Numbers::F32(lines) => isa.multiply_f32(x, &lines.as_chunks().0[rows], sums),
+            Numbers::Bf16(lines) => isa.multiply_bf16(x, &lines.as_chunks().0[rows], sums),
         }
     }
 
