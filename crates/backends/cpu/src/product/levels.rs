@@ -2,7 +2,7 @@
 
 use octavo_ops::{FP4_VALUES, NF4_VALUES};
 
-use crate::weights::Numbers;
+use crate::weights::{E2M1_CODES, E2M1_OFFSET, Numbers};
 
 /// The values of a table as integers.
 pub(super) struct Levels {
@@ -74,4 +74,15 @@ pub(super) const MANTISSAS: [u8; 16] = {
         bits += 1;
     }
     mantissas
+};
+
+/// Twice the values of e2m1 by their codes, as signed bytes.
+pub(super) static E2M1_VALUES: [u8; 16] = {
+    let mut values = E2M1_CODES;
+    let mut code = 0;
+    while code < values.len() {
+        values[code] = values[code].wrapping_sub(E2M1_OFFSET);
+        code += 1;
+    }
+    values
 };

@@ -29,7 +29,7 @@ mod ymm;
 use crate::activation::{Rows, Span};
 use crate::isa::Isa;
 use crate::memory::Shared;
-use crate::weights::{Matrix, PANEL, PanelKind, Panels, Part};
+use crate::weights::{Matrix, PANEL, PanelKind, Panels, Part, Scales};
 use walk::{Range, Store, bf16_tiles, dense, quant, quant_halves, with_numbers};
 #[cfg(target_arch = "x86_64")]
 use walk::{bf16_blocks, blocks, number_blocks, ymm_tiles};
@@ -247,6 +247,12 @@ impl<'a> Product<'a> {
         let len = part.rows_of(panel);
         let Epilogue { bias, scale, softcap, add } = self.epilogue;
         let bias = bias.map(|bias| &bias[from..from + len]);
+        if matches!(part.layout.kind, PanelKind::Quant(_, Scales::Pair)) {
+            let factors = part.layout.row_factors(part.panel(panel));
+            for result in &mut *tile {
+                result.iter_mut().zip(factors).for_each(|(x, factor)| *x *= factor);
+            }
+        }
         for (row, result) in (first..).zip(tile) {
             let span = Span { row: row - self.origin.row, from: self.origin.column + from, len };
             if let Some(bias) = bias {

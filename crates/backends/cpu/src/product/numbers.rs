@@ -10,7 +10,7 @@ use octavo_ops::{FP4_VALUES, NF4_VALUES, e4m3};
 use crate::isa::Isa;
 use crate::memory::LINE;
 use crate::rows::GROUP;
-use crate::weights::{Layout, Numbers, PANEL, PanelKind};
+use crate::weights::{Layout, Numbers, PANEL, PanelKind, nibble_at};
 
 /// Pairs of inputs in a group.
 const PAIRS: usize = GROUP / 2;
@@ -54,10 +54,12 @@ pub(super) fn read(panel: &[u8], layout: &Layout, lane: usize, out: &mut [f32]) 
 /// Returns the weight of an input and a row.
 #[inline(always)]
 fn value(numbers: Numbers, panel: &[u8], layout: &Layout, (k, lane): (usize, usize)) -> f32 {
-    let (pair, element) = (k / 2, 2 * lane + k % 2);
-    let nibble = || usize::from(panel[pair * PANEL + element % PANEL] >> (element / PANEL * 4) & 15);
+    let nibble = || {
+        let (at, shift) = nibble_at(k % GROUP, lane);
+        usize::from(panel[k / GROUP * numbers.bytes() + at] >> shift & 15)
+    };
     let value = match numbers {
-        Numbers::F8 => E4M3[usize::from(panel[pair * 2 * PANEL + element])],
+        Numbers::F8 => E4M3[usize::from(panel[(k / 2 * PANEL + lane) * 2 + k % 2])],
         Numbers::Nf4 => NF4_VALUES[nibble()],
         Numbers::Fp4 => FP4_VALUES[nibble()],
     };
@@ -79,17 +81,14 @@ mod wide {
     trait Decode {
         const NUMBERS: Numbers;
 
-        /// Size of the codes of a pair of inputs of all rows.
-        const BYTES: usize;
-
         /// Factor of the scales that makes up for that of the values.
         const FACTOR: f32 = 1.0;
 
-        /// Returns the values of a pair of inputs: those of each row beside each other, eight rows in a register.
+        /// Returns the values of a pair of inputs of a group: those of each row beside each other, eight rows in a register.
         ///
         /// # Safety
-        /// AVX-512 F and BW must be available, and there must be [`Decode::BYTES`] bytes.
-        unsafe fn values(at: *const u8) -> [__m512; 2];
+        /// AVX-512 F and BW must be available, and the codes must be those of a group.
+        unsafe fn values(codes: *const u8, pair: usize) -> [__m512; 2];
     }
 
     struct F8;
@@ -98,14 +97,13 @@ mod wide {
 
     impl Decode for F8 {
         const NUMBERS: Numbers = Numbers::F8;
-        const BYTES: usize = 2 * PANEL;
         const FACTOR: f32 = 256.0;
 
         #[inline]
         #[target_feature(enable = "avx512f,avx512bw")]
-        unsafe fn values(at: *const u8) -> [__m512; 2] {
+        unsafe fn values(codes: *const u8, pair: usize) -> [__m512; 2] {
             // SAFETY: the caller guarantees this.
-            let codes = unsafe { _mm512_cvtepi8_epi16(_mm256_loadu_si256(at.cast())) };
+            let codes = unsafe { _mm512_cvtepi8_epi16(_mm256_loadu_si256(codes.add(pair * 2 * PANEL).cast())) };
             // As f16, whose exponent is five bits with a bias of 15, the bits are the value over 256. The sign is extended to
             // the left of the exponent, and masked between.
             let mask = _mm512_set1_epi16(0xbf80_u16 as i16);
@@ -116,37 +114,41 @@ mod wide {
 
     impl Decode for Nf4 {
         const NUMBERS: Numbers = Numbers::Nf4;
-        const BYTES: usize = PANEL;
 
         #[inline]
         #[target_feature(enable = "avx512f,avx512bw")]
-        unsafe fn values(at: *const u8) -> [__m512; 2] {
+        unsafe fn values(codes: *const u8, pair: usize) -> [__m512; 2] {
             // SAFETY: the caller guarantees this.
-            unsafe { looked_up(&NF4_VALUES, at) }
+            unsafe { looked_up(&NF4_VALUES, codes, pair) }
         }
     }
 
     impl Decode for Fp4 {
         const NUMBERS: Numbers = Numbers::Fp4;
-        const BYTES: usize = PANEL;
 
         #[inline]
         #[target_feature(enable = "avx512f,avx512bw")]
-        unsafe fn values(at: *const u8) -> [__m512; 2] {
+        unsafe fn values(codes: *const u8, pair: usize) -> [__m512; 2] {
             // SAFETY: the caller guarantees this.
-            unsafe { looked_up(&FP4_VALUES, at) }
+            unsafe { looked_up(&FP4_VALUES, codes, pair) }
         }
     }
 
-    /// Replaces nibbles by the values of a table.
+    /// Replaces the nibbles of a pair of inputs by the values of a table.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn looked_up(values: &[f32; 16], at: *const u8) -> [__m512; 2] {
+    unsafe fn looked_up(values: &[f32; 16], codes: *const u8, pair: usize) -> [__m512; 2] {
+        let (at, shift) = nibble_at(2 * pair, 0);
         // SAFETY: the caller guarantees this; the table fills a register.
-        let (table, codes) =
-            unsafe { (_mm512_loadu_ps(values.as_ptr()), _mm512_cvtepu8_epi32(_mm_loadu_si128(at.cast()))) };
+        let (table, line) =
+            unsafe { (_mm512_loadu_ps(values.as_ptr()), _mm512_loadu_si512(codes.add(at / LINE * LINE).cast())) };
+        // Of each sixteen bytes, eight are of this pair.
+        let codes = _mm512_maskz_compress_epi64(if at % LINE == 0 { 0x55 } else { 0xaa }, line);
+        let codes = _mm512_srl_epi32(codes, _mm_cvtsi32_si128(shift as i32));
         // Of an index, only the lowest four bits count.
-        [_mm512_permutexvar_ps(codes, table), _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(codes), table)]
+        let first = _mm512_cvtepu8_epi32(_mm512_castsi512_si128(codes));
+        let second = _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32::<1>(codes));
+        [_mm512_permutexvar_ps(first, table), _mm512_permutexvar_ps(second, table)]
     }
 
     /// A panel of packed numbers.
@@ -178,9 +180,9 @@ mod wide {
         /// Returns the weights of a pair of inputs.
         #[inline]
         #[target_feature(enable = "avx512f,avx512bw")]
-        unsafe fn scaled(&self, scales: [__m512; 2], pair: usize) -> [__m512; 2] {
+        unsafe fn scaled(&self, scales: [__m512; 2], group: usize, pair: usize) -> [__m512; 2] {
             // SAFETY: the caller guarantees that the panel has this pair.
-            let [first, second] = unsafe { D::values(self.at.add(pair * D::BYTES)) };
+            let [first, second] = unsafe { D::values(self.at.add(group * D::NUMBERS.bytes()), pair) };
             [_mm512_mul_ps(first, scales[0]), _mm512_mul_ps(second, scales[1])]
         }
     }
@@ -214,7 +216,7 @@ mod wide {
             unsafe {
                 let scales = panel.doubled(group);
                 for (index, line) in lines.iter_mut().enumerate() {
-                    let [first, second] = panel.scaled(scales, group * PAIRS + index);
+                    let [first, second] = panel.scaled(scales, group, index);
                     let pair = words(_mm512_cvtne2ps_pbh(second, first));
                     _mm512_storeu_si512(line.as_mut_ptr().cast(), pair);
                 }

@@ -162,8 +162,8 @@ pub(super) fn multiply_halves(
     }
 }
 
-/// Multiplies rows from `first` on with a panel in its stored layout whose groups have an e4m3 scale for each half. The halves
-/// are added one after the other.
+/// Multiplies rows from `first` on with a panel in its stored layout whose groups have an e4m3 scale for each half. Both halves are
+/// added before the row's scale is applied; the factors of the panel's rows are left to the caller.
 pub(super) fn multiply_pairs(
     panel: &[u8],
     layout: &Layout,
@@ -178,12 +178,16 @@ pub(super) fn multiply_pairs(
         for (row, result) in (first..).zip(tile.iter_mut()) {
             let row = input.row(row);
             let (a, a_scale) = (joined(&row.codes[group]), row.scales[group]);
+            let mut both = [0.0; PANEL];
             for (half, total) in row.totals[group].into_iter().enumerate() {
                 let sums = half_sums(&codes, &a, half, -i32::from(E2M1_OFFSET) * total);
                 for lane in 0..PANEL {
                     let scale = half_scale(panel, layout, (group, half), lane);
-                    result[lane] = fma::<false>(sums[lane] as f32, scale * a_scale, result[lane]);
+                    both[lane] = fma::<false>(sums[lane] as f32, scale, both[lane]);
                 }
+            }
+            for lane in 0..PANEL {
+                result[lane] = fma::<false>(both[lane], a_scale, result[lane]);
             }
         }
     }
@@ -202,11 +206,9 @@ fn half_sums(codes: &[u8; GROUP_CODES], row: &[i16; GROUP], half: usize, first: 
     sums
 }
 
-/// Returns the scale of a row in half a group.
+/// Returns the scale of a row in half a group, before the factor of the row.
 fn half_scale(panel: &[u8], layout: &Layout, (group, half): (usize, usize), row: usize) -> f32 {
-    let at = layout.supers_at(Scales::Pair, group) + 4 * row;
-    let factor = f32::from_le_bytes([panel[at], panel[at + 1], panel[at + 2], panel[at + 3]]);
-    e4m3(panel[layout.scales_at(Scales::Pair, group) + half * PANEL + row]) / E4M3_OVER_F16 * factor
+    e4m3(panel[layout.scales_at(Scales::Pair, group) + half * PANEL + row]) / E4M3_OVER_F16
 }
 
 /// Returns the super-block's scales and the factors of the halves of a group.
@@ -229,9 +231,10 @@ pub(super) fn read_quant(panel: &[u8], layout: &Layout, lane: usize, out: &mut [
                 *out = scales[lane] * (factors[k * 2 / GROUP][lane] * code) as f32;
             }
         } else if scales == Scales::Pair {
+            let factor = layout.row_factors(panel)[lane];
             for (k, out) in out.iter_mut().enumerate() {
                 let code = i32::from(code_at(panel, layout, codes, group, k, lane)) - i32::from(E2M1_OFFSET);
-                *out = half_scale(panel, layout, (group, k * 2 / GROUP), lane) * code as f32;
+                *out = half_scale(panel, layout, (group, k * 2 / GROUP), lane) * code as f32 * factor;
             }
         } else {
             let (scale, min) = scale_at(panel, layout, scales, group, lane);

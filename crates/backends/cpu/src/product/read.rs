@@ -36,6 +36,8 @@ pub(super) trait ReadScales: Copy {
         unreachable!("a group has one scale")
     }
 
+    /// Returns the scales of a group's halves, before the factors of the rows.
+    ///
     /// # Safety
     /// The conditions of [`Packed::step`] apply.
     unsafe fn pair(_: *const u8, _: &Layout, _: usize) -> [__m512; 2] {
@@ -99,7 +101,7 @@ impl<C: ReadCodes, S: ReadScales> Packed<'_, C, S> {
         unsafe { S::factors(self.at, self.layout, group) }
     }
 
-    /// Returns the scales of a group's halves, if it has any.
+    /// Returns the scales of a group's halves, if it has any, before the factors of the rows.
     ///
     /// # Safety
     /// The conditions of [`Packed::step`] apply.
@@ -364,8 +366,7 @@ impl ReadScales for Pair {
         // SAFETY: the caller guarantees this.
         unsafe {
             let at = panel.add(layout.scales_at(Scales::Pair, group));
-            let factor = _mm512_loadu_ps(panel.add(layout.supers_at(Scales::Pair, group)).cast());
-            [_mm512_mul_ps(small(at), factor), _mm512_mul_ps(small(at.add(PANEL)), factor)]
+            [small(at), small(at.add(PANEL))]
         }
     }
 }
@@ -400,7 +401,7 @@ unsafe fn nibbles(at: *const u8, step: usize) -> __m512i {
 /// Replaces codes by the values of a table.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn looked_up(table: &[u8; 16], codes: __m512i) -> __m512i {
+pub(super) unsafe fn looked_up(table: &[u8; 16], codes: __m512i) -> __m512i {
     // SAFETY: the table has sixteen bytes.
     let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
     _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), codes)

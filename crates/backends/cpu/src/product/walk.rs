@@ -86,6 +86,10 @@ pub(super) unsafe fn blocks(part: &Part, panels: Range, input: &Quant<'_>, rows:
     use vnni::{BLOCK_PANELS, BLOCK_ROWS, Results, TILE_ROWS, TileResults};
 
     let layout = &part.layout;
+    if rows.len() > BLOCK_ROWS && matches!(layout.kind, PanelKind::Quant(_, Scales::Pair)) {
+        // SAFETY: the caller guarantees this.
+        return unsafe { number_blocks(part, panels, input, rows, store) };
+    }
     let pairs = panels.clone().step_by(BLOCK_PANELS).map(|from| from..(from + BLOCK_PANELS).min(panels.end));
     // A panel that does not exist repeats the last one; its results are not used.
     let weights = |pair: &Range| std::array::from_fn(|slot| part.panel((pair.start + slot).min(pair.end - 1)));
@@ -223,7 +227,7 @@ pub(super) fn with_numbers(isa: Isa, part: &Part, panels: Range, multiply: impl 
     });
 }
 
-/// Multiplies any number of rows with panels of packed numbers, in blocks of a few rows and two panels each.
+/// Multiplies any number of rows with panels of packed numbers or NVFP4, in blocks of a few rows and two panels each.
 ///
 /// # Safety
 /// AVX-512 with VNNI must be available.
@@ -231,8 +235,7 @@ pub(super) fn with_numbers(isa: Isa, part: &Part, panels: Range, multiply: impl 
 pub(super) unsafe fn number_blocks(part: &Part, panels: Range, input: &Quant<'_>, rows: Range, store: Store<'_>) {
     use wide_numbers::{BLOCK_PANELS, TILE_ROWS};
 
-    let Part { layout, .. } = part;
-    let PanelKind::Packed(numbers) = layout.kind else { unreachable!("chosen by the kind") };
+    let layout = &part.layout;
     let mut results: wide_numbers::Results = [[[0.0; PANEL]; TILE_ROWS]; BLOCK_PANELS];
     TILE_ROWS_IN_WORDS.with_borrow_mut(|tile| {
         for first in rows.clone().step_by(TILE_ROWS) {
@@ -244,7 +247,7 @@ pub(super) unsafe fn number_blocks(part: &Part, panels: Range, input: &Quant<'_>
                 // A panel that does not exist repeats the last one; its results are not used.
                 let pair = std::array::from_fn(|slot| part.panel((start + slot).min(some.end - 1)));
                 // SAFETY: the caller guarantees this; the panels have this layout.
-                unsafe { wide_numbers::multiply(numbers, pair, layout, tile, first == rows.start, &mut results) };
+                unsafe { wide_numbers::multiply(pair, layout, tile, first == rows.start, &mut results) };
                 for (panel, results) in some.zip(&mut results) {
                     store(first, panel, &mut results[..count]);
                 }

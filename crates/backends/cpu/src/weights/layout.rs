@@ -53,7 +53,7 @@ pub(crate) enum Scales {
     /// Signed 8-bit scales of each half of each group, after f16 `d` of each super-block. The minimum is −32 times the
     /// scale.
     Halves,
-    /// e4m3 scales of each half of each group, after an f32 factor of each row. The minimum is
+    /// e4m3 scales of each half of each group, and an f32 factor of each row, which its results are multiplied with. The minimum is
     /// −[`E2M1_OFFSET`](super::E2M1_OFFSET) times the scale.
     Pair,
 }
@@ -109,7 +109,8 @@ pub(crate) struct Layout {
 }
 
 impl Codes {
-    const fn bytes(self) -> usize {
+    /// Returns the size of a group's codes in bytes.
+    pub(crate) const fn bytes(self) -> usize {
         match self {
             Self::Four | Self::Five | Self::Six | Self::E2m1 | Self::Iq4 => GROUP * PANEL / 2,
             Self::Eight => GROUP * PANEL,
@@ -173,9 +174,18 @@ impl Scales {
     }
 }
 
+/// Returns the byte of an input of a row in a group of nibbles, and the place of the nibble in the byte: 0 or 4.
+///
+/// A line of 64 bytes has four inputs of each half of the group: the low nibbles those of the first half. Sixteen bytes have four rows:
+/// first their first two inputs, each row's beside each other, and then the next two.
+pub(crate) fn nibble_at(k: usize, row: usize) -> (usize, u32) {
+    let (half, line, pair) = (k / (GROUP / 2), k % (GROUP / 2) / 4, k % 4 / 2);
+    (line * LINE + row / 4 * 16 + pair * 8 + row % 4 * 2 + k % 2, 4 * half as u32)
+}
+
 impl Numbers {
     /// Returns the size of a group's codes in bytes.
-    const fn bytes(self) -> usize {
+    pub(crate) const fn bytes(self) -> usize {
         match self {
             Self::F8 => GROUP * PANEL,
             Self::Nf4 | Self::Fp4 => GROUP * PANEL / 2,
@@ -296,24 +306,29 @@ impl Layout {
         self.supers + scales.super_of(group) * scales.super_bytes()
     }
 
+    /// Returns the factors of the rows of a panel with [`Scales::Pair`].
+    pub(crate) fn row_factors(&self, panel: &[u8]) -> [f32; PANEL] {
+        let (factors, _) = panel[self.supers_at(Scales::Pair, 0)..].as_chunks();
+        std::array::from_fn(|row| f32::from_le_bytes(factors[row]))
+    }
+
     /// Returns the start of the scales of a group of packed numbers: sixteen f32.
     pub(crate) fn number_scales_at(&self, numbers: Numbers, group: usize) -> usize {
         self.scales + group / numbers.groups_of_scale() * 4 * PANEL
     }
 
     /// Writes a group of packed numbers of one row: its scale, and its codes in order. For each pair of inputs, a panel has
-    /// the codes of the rows, each row's two beside each other. Of nibbles, those of the first eight rows are the low ones of
-    /// sixteen bytes, and those of the others the high ones.
+    /// the codes of the rows, each row's two beside each other; [`nibble_at`] says where nibbles are.
     pub(crate) fn put_numbers(&self, panel: &mut [u8], row: usize, index: usize, scale: [u8; 4], codes: &[u8; GROUP]) {
         let PanelKind::Packed(numbers) = self.kind else { unreachable!("only packed numbers have such groups") };
         panel[self.number_scales_at(numbers, index) + 4 * row..][..4].copy_from_slice(&scale);
         let to = &mut panel[index * numbers.bytes()..][..numbers.bytes()];
-        for (pair, codes) in codes.as_chunks::<2>().0.iter().enumerate() {
+        for (k, code) in codes.iter().enumerate() {
             match numbers {
-                Numbers::F8 => to[(pair * PANEL + row) * 2..][..2].copy_from_slice(codes),
+                Numbers::F8 => to[(k / 2 * PANEL + row) * 2 + k % 2] = *code,
                 Numbers::Nf4 | Numbers::Fp4 => {
-                    let to = &mut to[pair * PANEL + row % (PANEL / 2) * 2..][..2];
-                    to.iter_mut().zip(codes).for_each(|(to, code)| *to |= code << (row / (PANEL / 2) * 4));
+                    let (at, shift) = nibble_at(k, row);
+                    to[at] |= code << shift;
                 }
             }
         }

@@ -223,8 +223,15 @@ unsafe fn add_group<C: ReadCodes, M: Multiply, const N: usize>(
     // SAFETY: the caller guarantees this; arrays of a panel have four registers.
     unsafe {
         if let Some(pair) = &scales.pair {
-            add_scaled_half::<C, M, 0, N>(codes, pair[0], rows, addresses, results);
-            add_scaled_half::<C, M, 1, N>(codes, pair[1], rows, addresses, results);
+            let mut both = [[vdupq_n_f32(0.0); N]; REGISTERS];
+            add_scaled_half::<C, M, 0, N>(codes, pair[0], rows, addresses, &mut both);
+            add_scaled_half::<C, M, 1, N>(codes, pair[1], rows, addresses, &mut both);
+            for (q, both) in both.into_iter().enumerate() {
+                for r in 0..N {
+                    let result = results[r].as_mut_ptr().add(q * LANES);
+                    vst1q_f32(result, vfmaq_n_f32(vld1q_f32(result), both[r], rows[r].scale));
+                }
+            }
             return;
         }
         let dots = match &scales.factors {
@@ -283,25 +290,23 @@ unsafe fn add_half<C: ReadCodes, M: Multiply, const HALF: usize, const N: usize>
     }
 }
 
-/// Adds the products of half a group, which has these scales.
+/// Adds the products of half a group times its scales.
 #[inline(always)]
 unsafe fn add_scaled_half<C: ReadCodes, M: Multiply, const HALF: usize, const N: usize>(
     codes: &impl Steps,
     scales: [float32x4_t; REGISTERS],
     rows: &[Row; N],
     addresses: [*const i8; N],
-    results: &mut [[f32; PANEL]; N],
+    both: &mut [[float32x4_t; N]; REGISTERS],
 ) {
-    // SAFETY: the caller guarantees this; arrays of a panel have four registers.
+    // SAFETY: the caller guarantees this.
     unsafe {
         let products = M::dots(codes, addresses, HALF..HALF + 1);
         for r in 0..N {
             let offset = vdupq_n_s32((C::OFFSET - i32::from(E2M1_OFFSET)) * rows[r].totals[HALF]);
             for q in 0..REGISTERS {
-                let result = results[r].as_mut_ptr().add(q * LANES);
-                let scale = vmulq_n_f32(scales[q], rows[r].scale);
                 let product = vcvtq_f32_s32(vaddq_s32(products[q][r], offset));
-                vst1q_f32(result, vfmaq_f32(vld1q_f32(result), product, scale));
+                both[q][r] = vfmaq_f32(both[q][r], product, scales[q]);
             }
         }
     }

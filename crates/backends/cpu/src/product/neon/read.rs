@@ -340,7 +340,7 @@ pub(super) unsafe fn scales(panel: *const u8, layout: &Layout, kind: Scales, ind
                 (scaled(halves(supers), integers(at)), scaled(least, integers(at.add(PANEL))))
             }
             Scales::Halves => (halves(supers), [vdupq_n_f32(0.0); REGISTERS]),
-            Scales::Pair => (wide(supers), [vdupq_n_f32(0.0); REGISTERS]),
+            Scales::Pair => ([vdupq_n_f32(0.0); REGISTERS], [vdupq_n_f32(0.0); REGISTERS]),
             Scales::Power => {
                 let scales = powers(at);
                 (scales, scaled(scales, [vdupq_n_f32(-f32::from(E2M1_OFFSET)); REGISTERS]))
@@ -362,7 +362,7 @@ pub(super) unsafe fn scales(panel: *const u8, layout: &Layout, kind: Scales, ind
         };
         let mut group = GroupScales { scales, minima, factors: None, pair: None };
         if matches!(kind, Scales::Pair) {
-            group.pair = Some([scaled(small(at), scales), scaled(small(at.add(PANEL)), scales)]);
+            group.pair = Some([small(at), small(at.add(PANEL))]);
         }
         if matches!(kind, Scales::Halves) {
             group.factors = Some([factors(at), factors(at.add(PANEL))]);

@@ -242,18 +242,18 @@ unsafe fn add_pair<C: ReadCodes, S: ReadScales, const ROWS: usize, const COARSE:
     sums: &mut [[__m512; ROWS]; BLOCK_PANELS],
 ) {
     let zeros = [[_mm512_setzero_si512(); ROWS]; BLOCK_PANELS];
+    let mut both = [[_mm512_setzero_ps(); ROWS]; BLOCK_PANELS];
     macro_rules! half {
         ($half:literal, $($step:literal)*) => {
             let (mut high, mut low) = (zeros, zeros);
             steps!(panels, group, rows, stride, high, low, $($step)*);
             let products = joined(high, low);
             for p in 0..BLOCK_PANELS {
-                let own = panels[p].pair(group)[$half];
+                let scale = panels[p].pair(group)[$half];
                 for r in 0..ROWS {
                     let offset = _mm512_set1_epi32(i32::from(E2M1_OFFSET) * (*totals.add(r * apart))[$half]);
                     let product = _mm512_cvtepi32_ps(_mm512_sub_epi32(products[p][r], offset));
-                    let scale = _mm512_mul_ps(own, _mm512_set1_ps(*scales.add(r * apart)));
-                    sums[p][r] = _mm512_fmadd_ps(product, scale, sums[p][r]);
+                    both[p][r] = _mm512_fmadd_ps(product, scale, both[p][r]);
                 }
             }
         };
@@ -262,6 +262,11 @@ unsafe fn add_pair<C: ReadCodes, S: ReadScales, const ROWS: usize, const COARSE:
     unsafe {
         half!(0, 0 1 2 3);
         half!(1, 4 5 6 7);
+        for p in 0..BLOCK_PANELS {
+            for r in 0..ROWS {
+                sums[p][r] = _mm512_fmadd_ps(both[p][r], _mm512_set1_ps(*scales.add(r * apart)), sums[p][r]);
+            }
+        }
     }
 }
 

@@ -41,7 +41,7 @@ type Dots<const N: usize> = [[__m512i; N]; BLOCK_PANELS];
 struct Group {
     /// Codes as bytes, by panel and step.
     codes: [[[u8; LINE]; STEPS]; BLOCK_PANELS],
-    /// Scales and minima, or the scales of both halves.
+    /// Scales and minima.
     scales: [[[f32; PANEL]; 2]; BLOCK_PANELS],
     /// Factors of both halves.
     factors: [[[i32; PANEL]; 2]; BLOCK_PANELS],
@@ -64,9 +64,9 @@ impl Group {
                 for (step, codes) in self.codes[p].iter_mut().enumerate() {
                     _mm512_store_si512(codes.as_mut_ptr().cast(), panel.step(group, step));
                 }
-                let [first, second] = if S::PAIRED { panel.pair(group) } else { panel.scales(group).into() };
-                _mm512_store_ps(self.scales[p][0].as_mut_ptr(), first);
-                _mm512_store_ps(self.scales[p][1].as_mut_ptr(), second);
+                let (scale, min) = panel.scales(group);
+                _mm512_store_ps(self.scales[p][0].as_mut_ptr(), scale);
+                _mm512_store_ps(self.scales[p][1].as_mut_ptr(), min);
                 if S::HALVES {
                     for (to, factors) in self.factors[p].iter_mut().zip(panel.factors(group)) {
                         _mm512_store_si512(to.as_mut_ptr().cast(), factors);
@@ -225,15 +225,7 @@ unsafe fn add_block<S: ReadScales>(
         };
     }
     // SAFETY: the caller guarantees this.
-    unsafe {
-        if S::PAIRED {
-            add!(add_pairs)
-        } else if S::HALVES {
-            add!(add_halves)
-        } else {
-            add!(add_whole)
-        }
-    }
+    unsafe { if S::HALVES { add!(add_halves) } else { add!(add_whole) } }
 }
 
 /// Adds the products of a group that has a scale and a minimum.
@@ -293,34 +285,6 @@ unsafe fn add_halves<const N: usize, const COARSE: bool>(
             unsafe {
                 let (scale, at) = (_mm512_mul_ps(group.scales(p, 0), block.scale(r)), results[r].as_mut_ptr());
                 _mm512_storeu_ps(at, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[p][r]), scale, _mm512_loadu_ps(at)));
-            }
-        }
-    }
-}
-
-/// Adds the products of a group whose halves have scales.
-#[inline(never)]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn add_pairs<const N: usize, const COARSE: bool>(
-    group: &Group,
-    block: Block,
-    first: usize,
-    results: &mut TileResults,
-) {
-    let offset = _mm512_set1_epi32(i32::from(E2M1_OFFSET));
-    for half in 0..black_box(2) {
-        // SAFETY: the caller guarantees this; a result has sixteen elements.
-        unsafe {
-            let dots = dots::<N, COARSE>(group, block, half * STEPS / 2, STEPS / 2);
-            let scales = [group.scales(0, half), group.scales(1, half)];
-            for r in 0..N {
-                let (offset, scale) = (_mm512_mullo_epi32(block.total(r, half), offset), block.scale(r));
-                for p in 0..BLOCK_PANELS {
-                    let dot = _mm512_cvtepi32_ps(_mm512_sub_epi32(dots[p][r], offset));
-                    let at = results[p][first + r].as_mut_ptr();
-                    let scale = _mm512_mul_ps(scales[p], scale);
-                    _mm512_storeu_ps(at, _mm512_fmadd_ps(dot, scale, _mm512_loadu_ps(at)));
-                }
             }
         }
     }

@@ -27,9 +27,9 @@ pub(super) use dense::dense;
 use integers::Integers;
 use nvfp4::PairPanel;
 pub(super) use read::Ahead;
-use read::{E2m1, Eight, Five, Four, Iq4, Nvfp4, ReadCodes, Six};
+use read::{E2m1, Eight, Five, Four, Iq4, Nvfp4, Six};
 use tile::{Group, Panel};
-use words::InWords;
+use words::{Avx2, AvxVnni, InWords};
 
 /// Number of output rows in a register, of which a panel needs two.
 const LANES: usize = 8;
@@ -55,11 +55,12 @@ pub(super) struct TileRows<'a> {
 
 /// Returns whether codes of this layout are multiplied with so many rows in 16 bits. Codes that can be multiplied in bytes are, if
 /// the rows are so few that unpacking takes longer than multiplying, or if rows have eight bits. With AVX-VNNI, only the
-/// values of tables are multiplied in 16 bits.
+/// values of tables are multiplied in 16 bits, those of NVFP4 for more rows only.
 fn needs_words(vnni: bool, layout: &Layout, rows: usize, coarse: bool) -> bool {
     match layout.kind {
         PanelKind::Packed(_) => true,
-        PanelKind::Quant(Codes::Six | Codes::Eight | Codes::Iq4, _) | PanelKind::Quant(_, Scales::Pair) => !vnni,
+        PanelKind::Quant(_, Scales::Pair) => !vnni || rows > bytes::ROWS,
+        PanelKind::Quant(Codes::Six | Codes::Eight | Codes::Iq4, _) => !vnni,
         _ => !vnni && !coarse && rows > bytes::ROWS,
     }
 }
@@ -171,7 +172,7 @@ pub(super) unsafe fn multiply(
             PanelKind::Quant(Codes::Five, _) => tile!(Five, 4),
             PanelKind::Quant(Codes::E2m1, Scales::Pair) => {
                 assert!(rows.words.is_some());
-                tile!(words, PairPanel::new(panel, layout))
+                tile!(words, PairPanel::<Avx2>::new(panel, layout))
             }
             PanelKind::Quant(Codes::E2m1, _) => tile!(E2m1, 4),
             PanelKind::Quant(Codes::Iq4, _) => tile!(Iq4),
@@ -196,21 +197,25 @@ pub(super) unsafe fn multiply_vnni(
 ) {
     #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
     #[inline(never)]
-    unsafe fn of_kind<C: ReadCodes, const COARSE: bool>(
-        panel: &Integers<'_, C, InBytes<Vnni<COARSE>>>,
+    unsafe fn of_kind<P: Panel, const ROWS: usize>(
+        panel: &P,
         rows: &TileRows<'_>,
         ahead: usize,
         results: &mut [[f32; PANEL]],
     ) {
         // SAFETY: the caller guarantees this.
-        unsafe { tile::multiply::<_, { bytes::ROWS }>(panel, rows, ahead, results) }
+        unsafe { tile::multiply::<P, ROWS>(panel, rows, ahead, results) }
     }
     macro_rules! tile {
         ($codes:ty) => {
-            match rows.input.coarse {
-                true => of_kind::<$codes, true>(&Integers::new(panel, layout), rows, ahead, results),
-                false => of_kind::<$codes, false>(&Integers::new(panel, layout), rows, ahead, results),
+            if rows.input.coarse {
+                tile!(bytes, Integers::<$codes, InBytes<Vnni<true>>>::new(panel, layout))
+            } else {
+                tile!(bytes, Integers::<$codes, InBytes<Vnni<false>>>::new(panel, layout))
             }
+        };
+        ($way:ident, $panel:expr) => {
+            of_kind::<_, { $way::ROWS }>(&$panel, rows, ahead, results)
         };
     }
     assert!(panel.len() >= layout.bytes);
@@ -219,12 +224,15 @@ pub(super) unsafe fn multiply_vnni(
         match layout.kind {
             PanelKind::Quant(Codes::Four, _) => tile!(Four),
             PanelKind::Quant(Codes::Five, _) => tile!(Five),
+            PanelKind::Quant(Codes::E2m1, Scales::Pair) if rows.words.is_some() => {
+                tile!(words, PairPanel::<AvxVnni>::new(panel, layout))
+            }
             PanelKind::Quant(Codes::E2m1, Scales::Pair) => tile!(Nvfp4),
             PanelKind::Quant(Codes::E2m1, _) => tile!(E2m1),
             PanelKind::Quant(Codes::Iq4, _) => tile!(Iq4),
             PanelKind::Quant(Codes::Six, _) => tile!(Six),
             PanelKind::Quant(Codes::Eight, _) => tile!(Eight),
-            PanelKind::Packed(kind) => numbers::multiply(kind, panel, layout, rows, ahead, results),
+            PanelKind::Packed(kind) => numbers::multiply_vnni(kind, panel, layout, rows, ahead, results),
             other => unreachable!("{other:?} is no kind of integers"),
         }
     }

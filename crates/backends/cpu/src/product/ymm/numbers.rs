@@ -10,25 +10,30 @@ use std::ops::Range;
 
 use super::super::levels::{FACTORS, Fp4, MANTISSAS, Nf4, Values};
 use super::tile::{self, Group, Multiplied, Panel, Place};
-use super::words::{self, Pair, Pairs, Unpacked};
+use super::words::{self, AddProducts, Avx2, AvxVnni, Pair, Pairs, Unpacked};
 use super::{LANES, TileRows};
+use crate::memory::LINE;
 use crate::rows::GROUP;
 use crate::weights::{Layout, Numbers, PANEL};
 
-/// Returns the scales of a group in the order of [`Stored`], for the integers of it.
+/// Returns the scales of a group, for the integers of it, in the order of the rows in its registers.
 #[inline(always)]
 unsafe fn scales<S: Stored>(place: Place<'_>, group: usize) -> [__m256; 2] {
     // SAFETY: the caller guarantees that the panel has this group, and the instruction set.
     unsafe {
         let at = place.start.add(place.layout.number_scales_at(S::NUMBERS, group)).cast::<f32>();
         let factor = _mm256_set1_ps(S::FACTOR);
-        let first = _mm256_loadu2_m128(at.add(LANES), at);
-        let second = _mm256_loadu2_m128(at.add(LANES + LANES / 2), at.add(LANES / 2));
+        let [first, second] = if S::IN_ORDER {
+            [_mm256_loadu_ps(at), _mm256_loadu_ps(at.add(LANES))]
+        } else {
+            let second = _mm256_loadu2_m128(at.add(LANES + LANES / 2), at.add(LANES / 2));
+            [_mm256_loadu2_m128(at.add(LANES), at), second]
+        };
         [_mm256_mul_ps(first, factor), _mm256_mul_ps(second, factor)]
     }
 }
 
-/// Puts the results of a panel in the order of its rows, which were in that of [`Stored`].
+/// Puts the results of a panel in the order of its rows.
 #[inline(always)]
 unsafe fn put_in_order(results: &mut [[f32; PANEL]]) {
     for result in results {
@@ -60,10 +65,12 @@ impl Table {
     }
 }
 
-/// Integers of a group of a stored panel. The first register of a pair has those of the rows 0 to 3 and 8 to 11, the second
-/// those of the other rows.
+/// Integers of a group of a stored panel.
 trait Stored: Pairs {
     const NUMBERS: Numbers;
+
+    /// Whether the registers of a pair have the rows in order. Otherwise, the first has the rows 0 to 3 and 8 to 11.
+    const IN_ORDER: bool;
 
     /// Size of the codes of a group in bytes.
     const BYTES: usize;
@@ -90,6 +97,7 @@ impl<V: Values> Indices<V> {
 
 impl<V: Values> Stored for Indices<V> {
     const NUMBERS: Numbers = V::NUMBERS;
+    const IN_ORDER: bool = true;
     const BYTES: usize = GROUP * PANEL / 2;
     const FACTOR: f32 = V::LEVELS.inverse;
 
@@ -101,18 +109,24 @@ impl<V: Values> Stored for Indices<V> {
 }
 
 impl<V: Values> Pairs for Indices<V> {
-    const IN_NIBBLES: bool = false;
+    const IN_NIBBLES: bool = true;
 
     #[inline(always)]
     unsafe fn pair<const N: usize>(&self, pair: Pair) -> [__m256i; 2] {
         // SAFETY: the caller guarantees this.
         unsafe {
-            let packed = _mm256_broadcastsi128_si256(_mm_loadu_si128(self.codes.add(pair.index * PANEL).cast()));
-            // The high nibbles are those of the rows from 8 on.
-            let moved = _mm256_srlv_epi32(packed, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));
-            let codes = _mm256_and_si256(moved, _mm256_set1_epi8(15));
-            let (low, high) = (_mm256_shuffle_epi8(self.low, codes), _mm256_shuffle_epi8(self.high, codes));
-            [_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high)]
+            let mut weights = [_mm256_setzero_si256(); 2];
+            for (h, weights) in weights.iter_mut().enumerate() {
+                let packed = _mm256_loadu_si256(self.codes.add(pair.line * LINE + h * LINE / 2).cast());
+                let nibbles = if pair.half == 0 { packed } else { _mm256_srli_epi16::<4>(packed) };
+                let codes = _mm256_and_si256(nibbles, _mm256_set1_epi8(15));
+                let (low, high) = (_mm256_shuffle_epi8(self.low, codes), _mm256_shuffle_epi8(self.high, codes));
+                *weights = match pair.parity {
+                    0 => _mm256_unpacklo_epi8(low, high),
+                    _ => _mm256_unpackhi_epi8(low, high),
+                };
+            }
+            weights
         }
     }
 }
@@ -133,6 +147,7 @@ struct F8 {
 
 impl Stored for F8 {
     const NUMBERS: Numbers = Numbers::F8;
+    const IN_ORDER: bool = false;
     const BYTES: usize = GROUP * PANEL;
     const FACTOR: f32 = FACTORS.inverse;
 
@@ -191,31 +206,72 @@ pub(super) unsafe fn multiply(
     ahead: usize,
     results: &mut [[f32; PANEL]],
 ) {
-    macro_rules! multiply {
-        ($kind:ty) => {{
-            let panel = NumberPanel { place: Place { start: panel.as_ptr(), layout }, kind: PhantomData::<$kind> };
-            tile::multiply::<_, { words::ROWS }>(&panel, rows, ahead, results)
-        }};
-    }
+    // SAFETY: the caller guarantees this.
+    unsafe { multiply_with::<Avx2>(numbers, panel, layout, rows, ahead, results) }
+}
+
+/// [`multiply`] with AVX-VNNI.
+///
+/// # Safety
+/// AVX-VNNI must be available, too.
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+pub(super) unsafe fn multiply_vnni(
+    numbers: Numbers,
+    panel: &[u8],
+    layout: &Layout,
+    rows: &TileRows<'_>,
+    ahead: usize,
+    results: &mut [[f32; PANEL]],
+) {
+    // SAFETY: the caller guarantees this.
+    unsafe { multiply_with::<AvxVnni>(numbers, panel, layout, rows, ahead, results) }
+}
+
+#[inline(always)]
+unsafe fn multiply_with<A: AddProducts>(
+    numbers: Numbers,
+    panel: &[u8],
+    layout: &Layout,
+    rows: &TileRows<'_>,
+    ahead: usize,
+    results: &mut [[f32; PANEL]],
+) {
     assert!(panel.len() >= layout.bytes && rows.words.is_some());
     // SAFETY: the caller guarantees this.
     unsafe {
         match numbers {
-            Numbers::F8 => multiply!(F8),
-            Numbers::Nf4 => multiply!(Indices<Nf4>),
-            Numbers::Fp4 => multiply!(Indices<Fp4>),
+            Numbers::F8 => multiply_kind::<F8, A>(panel, layout, rows, ahead, results),
+            Numbers::Nf4 => multiply_kind::<Indices<Nf4>, A>(panel, layout, rows, ahead, results),
+            Numbers::Fp4 => multiply_kind::<Indices<Fp4>, A>(panel, layout, rows, ahead, results),
         }
-        put_in_order(results);
+    }
+}
+
+#[inline(always)]
+unsafe fn multiply_kind<S: Stored, A: AddProducts>(
+    panel: &[u8],
+    layout: &Layout,
+    rows: &TileRows<'_>,
+    ahead: usize,
+    results: &mut [[f32; PANEL]],
+) {
+    let panel = NumberPanel { place: Place { start: panel.as_ptr(), layout }, kind: PhantomData::<(S, A)> };
+    // SAFETY: the caller guarantees this.
+    unsafe {
+        tile::multiply::<_, { words::ROWS }>(&panel, rows, ahead, results);
+        if !S::IN_ORDER {
+            put_in_order(results);
+        }
     }
 }
 
 /// A panel of numbers in its stored layout.
-struct NumberPanel<'a, S> {
+struct NumberPanel<'a, S, A> {
     place: Place<'a>,
-    kind: PhantomData<S>,
+    kind: PhantomData<(S, A)>,
 }
 
-impl<S: Stored> Panel for NumberPanel<'_, S> {
+impl<S: Stored, A: AddProducts> Panel for NumberPanel<'_, S, A> {
     type Unpacked = Unpacked;
     type Scales = ();
 
@@ -234,7 +290,7 @@ impl<S: Stored> Panel for NumberPanel<'_, S> {
         // SAFETY: the caller guarantees this.
         unsafe {
             let pairs = S::new(self.place.start.add(group * S::BYTES));
-            NumberGroup { pairs, scales: scales::<S>(self.place, group) }
+            NumberGroup { pairs, scales: scales::<S>(self.place, group), add: PhantomData::<A> }
         }
     }
 
@@ -243,24 +299,25 @@ impl<S: Stored> Panel for NumberPanel<'_, S> {
         // SAFETY: the caller guarantees this.
         unsafe {
             unpacked.fill(&S::new(self.place.start.add(group * S::BYTES)));
-            NumberGroup { pairs: &*unpacked, scales: scales::<S>(self.place, group) }
+            NumberGroup { pairs: &*unpacked, scales: scales::<S>(self.place, group), add: PhantomData::<A> }
         }
     }
 }
 
 /// A group of numbers and its scales.
-struct NumberGroup<P> {
+struct NumberGroup<P, A> {
     pairs: P,
     scales: [__m256; 2],
+    add: PhantomData<A>,
 }
 
-impl<P: Pairs> Multiplied for NumberGroup<P> {
+impl<P: Pairs, A: AddProducts> Multiplied for NumberGroup<P, A> {
     #[inline(always)]
     unsafe fn add<const N: usize>(&self, rows: Group, results: &mut [[f32; PANEL]; N]) {
         // SAFETY: the caller guarantees this.
         unsafe {
-            let sums = words::dots::<N, P>(&self.pairs, rows.all_codes(), 0..2);
-            rows.add_scaled([sums], [self.scales], results);
+            let sums = words::dots::<A, N, P>(&self.pairs, rows.all_codes(), 0..2);
+            rows.add_scaled(sums, self.scales, results);
         }
     }
 }

@@ -1,27 +1,18 @@
 //! Products of NVFP4 weights in 16 bits with AVX2.
 //!
-//! Each half of a group has a scale of its own, so that the sum of a half is rounded before the other is added.
+//! Each half of a group has a scale of its own, so that the sums of both halves are scaled before they are added.
 
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::scaling::{pair_factors, pair_scales};
+use super::scaling::pair_scales;
 use super::tile::{Group, Multiplied, Panel, Place};
-use super::words::{self, Pair, Pairs, Unpacked};
+use super::words::{self, AddProducts, Pair, Pairs, Unpacked};
 use super::{LANES, Order};
 use crate::memory::LINE;
-use crate::weights::{Codes, E2M1_CODES, E2M1_OFFSET, Layout, PANEL};
-
-/// Twice the values of the codes, as signed bytes.
-static VALUES: [u8; 16] = {
-    let mut values = E2M1_CODES;
-    let mut code = 0;
-    while code < values.len() {
-        values[code] = values[code].wrapping_sub(E2M1_OFFSET);
-        code += 1;
-    }
-    values
-};
+use crate::product::levels::E2M1_VALUES;
+use crate::weights::{Codes, Layout, PANEL};
 
 /// Mask of the upper bytes of words: a register.
 #[repr(align(32))]
@@ -36,11 +27,11 @@ const INVERSE: f32 = 1.0 / 256.0;
 pub(super) static ORDER: Order = [0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15];
 
 /// A panel of NVFP4 weights in its stored layout, which is multiplied with rows in 16 bits.
-pub(super) struct PairPanel<'a>(Place<'a>);
+pub(super) struct PairPanel<'a, A>(Place<'a>, PhantomData<A>);
 
-impl<'a> PairPanel<'a> {
+impl<'a, A> PairPanel<'a, A> {
     pub(super) fn new(panel: &[u8], layout: &'a Layout) -> Self {
-        Self(Place { start: panel.as_ptr(), layout })
+        Self(Place { start: panel.as_ptr(), layout }, PhantomData)
     }
 
     fn codes(&self, group: usize) -> Values {
@@ -49,25 +40,11 @@ impl<'a> PairPanel<'a> {
     }
 }
 
-/// Factors of the rows of a panel, for values in upper bytes.
-#[repr(align(32))]
-pub(super) struct Factors([[f32; LANES]; 2]);
-
-impl Factors {
-    /// # Safety
-    /// AVX2 must be available.
-    #[inline(always)]
-    unsafe fn load(&self) -> [__m256; 2] {
-        // SAFETY: the caller guarantees this; both are registers.
-        unsafe { [_mm256_load_ps(self.0[0].as_ptr()), _mm256_load_ps(self.0[1].as_ptr())] }
-    }
-}
-
-impl Panel for PairPanel<'_> {
+impl<A: AddProducts> Panel for PairPanel<'_, A> {
     type Unpacked = Unpacked;
-    type Scales = Factors;
+    type Scales = ();
 
-    const EMPTY: (Unpacked, Factors) = (Unpacked::EMPTY, Factors([[0.0; LANES]; 2]));
+    const EMPTY: (Unpacked, ()) = (Unpacked::EMPTY, ());
     const BLOCK: usize = usize::MAX;
     const LINES: usize = Codes::E2m1.lines();
 
@@ -75,29 +52,21 @@ impl Panel for PairPanel<'_> {
         self.0
     }
 
-    #[inline(always)]
-    unsafe fn read_scales(&self, _: Range<usize>, factors: &mut Factors) {
-        // SAFETY: the caller guarantees this; both are registers.
-        unsafe {
-            for (factors, read) in factors.0.iter_mut().zip(pair_factors(self.0, INVERSE)) {
-                _mm256_store_ps(factors.as_mut_ptr(), read);
-            }
-        }
-    }
+    unsafe fn read_scales(&self, _: Range<usize>, (): &mut ()) {}
 
     #[inline(always)]
-    unsafe fn group(&self, group: usize, factors: &Factors) -> impl Multiplied {
+    unsafe fn group(&self, group: usize, (): &()) -> impl Multiplied {
         // SAFETY: the caller guarantees this.
-        let scales = unsafe { pair_scales(self.0, group, factors.load()) };
-        PairGroup { values: self.codes(group), scales }
+        let scales = unsafe { pair_scales(self.0, group, INVERSE) };
+        PairGroup { values: self.codes(group), scales, add: PhantomData::<A> }
     }
 
     #[inline(always)]
-    unsafe fn unpack(&self, group: usize, factors: &Factors, unpacked: &mut Unpacked) -> impl Multiplied {
+    unsafe fn unpack(&self, group: usize, (): &(), unpacked: &mut Unpacked) -> impl Multiplied {
         // SAFETY: the caller guarantees this.
         unsafe {
             unpacked.fill(&self.codes(group));
-            PairGroup { values: &*unpacked, scales: pair_scales(self.0, group, factors.load()) }
+            PairGroup { values: &*unpacked, scales: pair_scales(self.0, group, INVERSE), add: PhantomData::<A> }
         }
     }
 }
@@ -112,7 +81,7 @@ impl Pairs for Values {
     unsafe fn pair<const N: usize>(&self, pair: Pair) -> [__m256i; 2] {
         // SAFETY: the caller guarantees this; the table has sixteen bytes, and a line has two registers.
         unsafe {
-            let values = _mm256_broadcastsi128_si256(_mm_loadu_si128(VALUES.as_ptr().cast()));
+            let values = _mm256_broadcastsi128_si256(_mm_loadu_si128(E2M1_VALUES.as_ptr().cast()));
             // The sums of many rows leave no register for the mask.
             let upper = (&raw const UPPER).cast::<__m256i>();
             let upper = if N > words::ROWS / 2 { upper.read_volatile() } else { upper.read() };
@@ -133,24 +102,25 @@ impl Pairs for Values {
 }
 
 /// A group, and the scales of its halves.
-struct PairGroup<P> {
+struct PairGroup<P, A> {
     values: P,
     scales: [[__m256; 2]; 2],
+    add: PhantomData<A>,
 }
 
-impl<P: Pairs> Multiplied for PairGroup<P> {
+impl<P: Pairs, A: AddProducts> Multiplied for PairGroup<P, A> {
     #[inline(always)]
     unsafe fn add<const N: usize>(&self, rows: Group, results: &mut [[f32; PANEL]; N]) {
         // SAFETY: the caller guarantees this.
         unsafe {
             let codes = rows.all_codes();
             let sums = if N <= words::ROWS / 2 {
-                words::dots_of_halves::<N, P>(&self.values, codes)
+                words::dots_of_halves::<A, N, P>(&self.values, codes)
             } else {
-                let first = words::dots::<N, P>(&self.values, codes, 0..1);
-                [first, words::dots::<N, P>(&self.values, codes, 1..2)]
+                let first = words::dots::<A, N, P>(&self.values, codes, 0..1);
+                [first, words::dots::<A, N, P>(&self.values, codes, 1..2)]
             };
-            rows.add_scaled(sums, self.scales, results);
+            rows.add_halves(sums, self.scales, results);
         }
     }
 }

@@ -164,7 +164,7 @@ impl Scaling for Factors {
                     sums[h][r] = _mm256_add_epi32(sum, other);
                 }
             }
-            rows.add_scaled([sums], [[halves(supers, 0), halves(supers, LANES)]], results);
+            rows.add_scaled(sums, [halves(supers, 0), halves(supers, LANES)], results);
         }
     }
 }
@@ -186,9 +186,9 @@ impl Scaling for Numbers {
     ) {
         // SAFETY: the caller guarantees this.
         unsafe {
-            let scales = pair_scales(group.place, group.index, pair_factors(group.place, 1.0));
+            let scales = pair_scales(group.place, group.index, 1.0);
             let first = dots_of_half::<0, N>(dots, rows, group.offset);
-            rows.add_scaled([first, dots_of_half::<1, N>(dots, rows, group.offset)], scales, results);
+            rows.add_halves([first, dots_of_half::<1, N>(dots, rows, group.offset)], scales, results);
         }
     }
 }
@@ -213,37 +213,17 @@ unsafe fn dots_of_half<const HALF: usize, const N: usize>(
     }
 }
 
-/// Returns the factors of the rows, times `factor`.
-///
-/// # Safety
-/// AVX2 must be available, and the panel must have [`Scales::Pair`].
-#[inline(always)]
-pub(super) unsafe fn pair_factors(place: Place<'_>, factor: f32) -> [__m256; 2] {
-    // SAFETY: the caller guarantees this.
-    unsafe {
-        let factors = place.start.add(place.layout.supers_at(Scales::Pair, 0)).cast::<f32>();
-        [_mm256_loadu_ps(factors), _mm256_loadu_ps(factors.add(LANES))]
-            .map(|factors| _mm256_mul_ps(factors, _mm256_set1_ps(factor)))
-    }
-}
-
-/// Returns the scales of the halves of a group: e4m3 numbers times the factors of the rows.
+/// Returns the scales of the halves of a group, before the factors of the rows: e4m3 numbers times `factor`.
 ///
 /// # Safety
 /// AVX2 and F16C must be available, and the panel must have this group, with [`Scales::Pair`].
 #[inline(always)]
-pub(super) unsafe fn pair_scales(place: Place<'_>, index: usize, factors: [__m256; 2]) -> [[__m256; 2]; 2] {
+pub(super) unsafe fn pair_scales(place: Place<'_>, index: usize, factor: f32) -> [[__m256; 2]; 2] {
     // SAFETY: the caller guarantees this.
     unsafe {
-        let at = place.start.add(place.layout.scales_at(Scales::Pair, index));
-        let mut scales = [factors; 2];
-        for (half, scales) in scales.iter_mut().enumerate() {
-            let numbers = small(at.add(half * PANEL));
-            for (scale, number) in scales.iter_mut().zip(numbers) {
-                *scale = _mm256_mul_ps(number, *scale);
-            }
-        }
-        scales
+        let (at, factor) = (place.start.add(place.layout.scales_at(Scales::Pair, index)), _mm256_set1_ps(factor));
+        let ([a, b], [c, d]) = (small(at), small(at.add(PANEL)));
+        [[_mm256_mul_ps(a, factor), _mm256_mul_ps(b, factor)], [_mm256_mul_ps(c, factor), _mm256_mul_ps(d, factor)]]
     }
 }
 

@@ -66,16 +66,40 @@ impl Group {
         unsafe { self.totals.add(row * self.groups).read() }
     }
 
-    /// Adds sums of products with the first rows, times the scales of both, to the results: those of each part of the inputs that has
-    /// scales of its own, one after the other.
+    /// Adds sums of products with the first rows, times the scales of both, to the results.
     ///
     /// # Safety
     /// AVX2 and FMA must be available, and there must be so many rows.
     #[inline(always)]
-    pub(super) unsafe fn add_scaled<const N: usize, const PARTS: usize>(
+    pub(super) unsafe fn add_scaled<const N: usize>(
         self,
-        sums: [[[__m256i; N]; 2]; PARTS],
-        scales: [[__m256; 2]; PARTS],
+        sums: [[__m256i; N]; 2],
+        scales: [__m256; 2],
+        results: &mut [[f32; PANEL]; N],
+    ) {
+        for (r, result) in results.iter_mut().enumerate() {
+            // SAFETY: the caller guarantees this; arrays of a panel have two registers.
+            unsafe {
+                let own = _mm256_set1_ps(self.scale(r));
+                for h in 0..2 {
+                    let (at, scale) = (result.as_mut_ptr().add(h * LANES), _mm256_mul_ps(scales[h], own));
+                    let sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[h][r]), scale, _mm256_loadu_ps(at));
+                    _mm256_storeu_ps(at, sum);
+                }
+            }
+        }
+    }
+
+    /// Adds sums of products of the halves of a group with the first rows, each half times its scales and then both times the rows'
+    /// scales, to the results.
+    ///
+    /// # Safety
+    /// AVX2 and FMA must be available, and there must be so many rows.
+    #[inline(always)]
+    pub(super) unsafe fn add_halves<const N: usize>(
+        self,
+        sums: [[[__m256i; N]; 2]; 2],
+        scales: [[__m256; 2]; 2],
         results: &mut [[f32; PANEL]; N],
     ) {
         for (r, result) in results.iter_mut().enumerate() {
@@ -84,12 +108,9 @@ impl Group {
                 let own = _mm256_set1_ps(self.scale(r));
                 for h in 0..2 {
                     let at = result.as_mut_ptr().add(h * LANES);
-                    let mut result = _mm256_loadu_ps(at);
-                    for (sums, scales) in sums.iter().zip(&scales) {
-                        let scale = _mm256_mul_ps(scales[h], own);
-                        result = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[h][r]), scale, result);
-                    }
-                    _mm256_storeu_ps(at, result);
+                    let first = _mm256_mul_ps(_mm256_cvtepi32_ps(sums[0][h][r]), scales[0][h]);
+                    let both = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[1][h][r]), scales[1][h], first);
+                    _mm256_storeu_ps(at, _mm256_fmadd_ps(both, own, _mm256_loadu_ps(at)));
                 }
             }
         }

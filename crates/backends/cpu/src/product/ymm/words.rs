@@ -29,6 +29,40 @@ pub(super) trait Pairs {
     unsafe fn pair<const N: usize>(&self, pair: Pair) -> [__m256i; 2];
 }
 
+/// How products of words are added.
+pub(super) trait AddProducts {
+    /// Adds the products of the two words of each sum, of which `N` rows have two registers.
+    ///
+    /// # Safety
+    /// The instruction set must be available.
+    unsafe fn add<const N: usize>(sums: __m256i, weights: __m256i, inputs: __m256i) -> __m256i;
+}
+
+/// Two instructions of AVX2.
+pub(super) struct Avx2;
+
+/// One instruction of AVX-VNNI.
+pub(super) struct AvxVnni;
+
+impl AddProducts for Avx2 {
+    #[inline(always)]
+    unsafe fn add<const N: usize>(sums: __m256i, weights: __m256i, inputs: __m256i) -> __m256i {
+        // SAFETY: the caller guarantees this.
+        unsafe { _mm256_add_epi32(sums, _mm256_madd_epi16(weights, inputs)) }
+    }
+}
+
+impl AddProducts for AvxVnni {
+    #[inline(always)]
+    unsafe fn add<const N: usize>(sums: __m256i, weights: __m256i, inputs: __m256i) -> __m256i {
+        // SAFETY: the caller guarantees this.
+        unsafe {
+            // The sum of a single row would wait for each product.
+            if N > 1 { _mm256_dpwssd_avx_epi32(sums, weights, inputs) } else { Avx2::add::<N>(sums, weights, inputs) }
+        }
+    }
+}
+
 /// Two inputs of a group.
 #[derive(Clone, Copy)]
 pub(super) struct Pair {
@@ -100,7 +134,7 @@ macro_rules! for_each_pair {
 /// # Safety
 /// AVX2 must be available, and each address must have [`ROW_BYTES`](super::ROW_BYTES) bytes.
 #[inline(always)]
-pub(super) unsafe fn dots<const N: usize, P: Pairs>(
+pub(super) unsafe fn dots<A: AddProducts, const N: usize, P: Pairs>(
     weights: &P,
     rows: [*const u8; N],
     halves: Range<usize>,
@@ -113,9 +147,12 @@ pub(super) unsafe fn dots<const N: usize, P: Pairs>(
             for r in 0..N {
                 let both = four(rows[r], pair.index);
                 for h in 0..2 {
-                    let products = _mm256_madd_epi16(weights[h], both);
                     let begins = begins && pair.half == halves.start;
-                    dots[h][r] = if begins { products } else { _mm256_add_epi32(dots[h][r], products) };
+                    dots[h][r] = if begins {
+                        _mm256_madd_epi16(weights[h], both)
+                    } else {
+                        A::add::<N>(dots[h][r], weights[h], both)
+                    };
                 }
             }
         });
@@ -128,7 +165,7 @@ pub(super) unsafe fn dots<const N: usize, P: Pairs>(
 /// # Safety
 /// Those of [`dots`] apply.
 #[inline(always)]
-pub(super) unsafe fn dots_of_halves<const N: usize, P: Pairs>(
+pub(super) unsafe fn dots_of_halves<A: AddProducts, const N: usize, P: Pairs>(
     weights: &P,
     rows: [*const u8; N],
 ) -> [[[__m256i; N]; 2]; 2] {
@@ -140,8 +177,9 @@ pub(super) unsafe fn dots_of_halves<const N: usize, P: Pairs>(
             for r in 0..N {
                 let both = four(rows[r], pair.index);
                 for h in 0..2 {
-                    let (sum, products) = (&mut dots[pair.half][h][r], _mm256_madd_epi16(weights[h], both));
-                    *sum = if begins { products } else { _mm256_add_epi32(*sum, products) };
+                    let sum = &mut dots[pair.half][h][r];
+                    *sum =
+                        if begins { _mm256_madd_epi16(weights[h], both) } else { A::add::<N>(*sum, weights[h], both) };
                 }
             }
         });
@@ -246,6 +284,6 @@ impl<P: Pairs> Dots for Words<P> {
     #[inline(always)]
     unsafe fn dots<const N: usize>(&self, rows: [*const u8; N], halves: Range<usize>) -> [[__m256i; N]; 2] {
         // SAFETY: the caller guarantees this.
-        unsafe { dots(&self.0, rows, halves) }
+        unsafe { dots::<Avx2, N, P>(&self.0, rows, halves) }
     }
 }
