@@ -69,8 +69,8 @@ thread_local! {
 thread_local! {
     /// Rows of a tile in 16 bits.
     static WORDS: RefCell<Lines<i16>> = RefCell::default();
-    /// Rows of a tile in 16 bits, in blocks.
-    static TILE_ROWS_IN_WORDS: RefCell<wide_numbers::TileRows> = RefCell::default();
+    /// Rows of a tile in 16 bits, in blocks, and its results.
+    static NUMBER_TILE: RefCell<wide_numbers::Tile> = RefCell::default();
 }
 
 pub(super) type Store<'s> = &'s mut dyn FnMut(usize, usize, &mut [[f32; PANEL]]);
@@ -236,19 +236,18 @@ pub(super) unsafe fn number_blocks(part: &Part, panels: Range, input: &Quant<'_>
     use wide_numbers::{BLOCK_PANELS, TILE_ROWS};
 
     let layout = &part.layout;
-    let mut results: wide_numbers::Results = [[[0.0; PANEL]; TILE_ROWS]; BLOCK_PANELS];
-    TILE_ROWS_IN_WORDS.with_borrow_mut(|tile| {
+    NUMBER_TILE.with_borrow_mut(|tile| {
         for first in rows.clone().step_by(TILE_ROWS) {
             let count = (rows.end - first).min(TILE_ROWS);
             // SAFETY: the caller guarantees this.
-            unsafe { tile.read(input, (first, count)) };
+            unsafe { tile.rows.read(input, (first, count)) };
             for start in panels.clone().step_by(BLOCK_PANELS) {
                 let some = start..(start + BLOCK_PANELS).min(panels.end);
                 // A panel that does not exist repeats the last one; its results are not used.
                 let pair = std::array::from_fn(|slot| part.panel((start + slot).min(some.end - 1)));
                 // SAFETY: the caller guarantees this; the panels have this layout.
-                unsafe { wide_numbers::multiply(pair, layout, tile, first == rows.start, &mut results) };
-                for (panel, results) in some.zip(&mut results) {
+                unsafe { wide_numbers::multiply(pair, layout, first == rows.start, tile) };
+                for (panel, results) in some.zip(&mut tile.results) {
                     store(first, panel, &mut results[..count]);
                 }
             }

@@ -20,8 +20,7 @@ use crate::rows::GROUP;
 use crate::weights::{Codes, Layout, Numbers, PANEL, PanelKind, Scales};
 use kinds::{F8, Nibbles};
 use nvfp4::E2m1;
-use rows::Block;
-pub(super) use rows::TileRows;
+use rows::{Block, TileRows};
 
 /// Pairs of inputs in a group.
 const PAIRS: usize = GROUP / 2;
@@ -45,7 +44,20 @@ pub(super) const TILE_ROWS: usize = 8 * BLOCK_ROWS;
 const FEW_ROWS: usize = 4;
 
 /// Results of a tile of rows with two panels.
-pub(super) type Results = [[[f32; PANEL]; TILE_ROWS]; BLOCK_PANELS];
+type Results = [[[f32; PANEL]; TILE_ROWS]; BLOCK_PANELS];
+
+/// A tile of rows and its results with two panels. A thread keeps it, because few rows are multiplied in less time than all results
+/// are set to zero.
+pub(super) struct Tile {
+    pub(super) rows: TileRows,
+    pub(super) results: Results,
+}
+
+impl Default for Tile {
+    fn default() -> Self {
+        Self { rows: TileRows::default(), results: [[[0.0; PANEL]; TILE_ROWS]; BLOCK_PANELS] }
+    }
+}
 
 /// Sums of the products of a group, or of half of it.
 type Dots<const ROWS: usize> = [[__m512i; ROWS]; BLOCK_PANELS];
@@ -203,9 +215,8 @@ impl Words for &Unpacked {
 pub(super) unsafe fn multiply(
     panels: [&[u8]; BLOCK_PANELS],
     layout: &Layout,
-    rows: &TileRows,
     ahead: bool,
-    results: &mut Results,
+    Tile { rows, results }: &mut Tile,
 ) {
     assert!(panels.iter().all(|panel| panel.len() >= layout.bytes) && layout.groups() == rows.groups());
     let panels = Stored { starts: panels.map(<[u8]>::as_ptr), layout, ahead };
