@@ -106,7 +106,8 @@ fn adapters(config: CpuConfig, budget: Duration, experts: Option<TinyExperts>) -
     Ok(())
 }
 
-/// Measures each of `count` models in rounds. Returns seconds by round and model.
+/// Measures each of `count` models in rounds, in a drawn order: a model that follows a larger one finds less in the caches. Returns
+/// seconds by round and model.
 fn take_turns(
     budget: Duration,
     mut measure: impl FnMut(usize) -> Result<f64, Box<dyn Error>>,
@@ -116,8 +117,14 @@ fn take_turns(
         measure(index)?;
     }
     let (begun, mut rounds) = (Instant::now(), Vec::new());
+    let (mut rng, mut order) = (TestRng(4), (0..count).collect::<Vec<_>>());
     while rounds.len() < LEAST_ROUNDS || begun.elapsed() < budget {
-        rounds.push((0..count).map(&mut measure).collect::<Result<Vec<_>, _>>()?);
+        let mut seconds = vec![0.0; count];
+        for at in 0..count {
+            order.swap(at, at + rng.below(count - at));
+            seconds[order[at]] = measure(order[at])?;
+        }
+        rounds.push(seconds);
     }
     Ok(rounds)
 }
