@@ -41,25 +41,42 @@ fn matrix_and_values(storage: StorageType, cols: usize, blocks: &[u8]) -> (Matri
 /// Multiplies random rows with a whole matrix.
 fn product(isa: Isa, matrix: &Matrix, cols: usize, rows: usize) -> Vec<f32> {
     let mut rng = TestRng(4);
-    product_with(isa, matrix, (cols, rows), || rng.signed())
+    product_with(isa, matrix, forms(cols), (cols, rows), || rng.signed())
+}
+
+/// Multiplies random rows in eight bits with a whole matrix.
+fn coarse_product(isa: Isa, matrix: &Matrix, cols: usize, rows: usize) -> Vec<f32> {
+    let mut rng = TestRng(4);
+    product_with(isa, matrix, Forms { coarse: true, ..forms(cols) }, (cols, rows), || rng.signed())
 }
 
 /// Multiplies rows of ones with a whole matrix.
 fn product_of_ones(isa: Isa, matrix: &Matrix, cols: usize, rows: usize) -> Vec<f32> {
-    product_with(isa, matrix, (cols, rows), || 1.0)
+    product_with(isa, matrix, forms(cols), (cols, rows), || 1.0)
 }
 
 /// Multiplies rows of which each has a single one, so that they are the matrix's columns, each after the other.
 fn product_of_units(isa: Isa, matrix: &Matrix, cols: usize) -> Vec<f32> {
     let mut element = 0;
-    product_with(isa, matrix, (cols, cols), || {
+    product_with(isa, matrix, forms(cols), (cols, cols), || {
         element += 1;
         f32::from((element - 1) % (cols + 1) == 0)
     })
 }
 
-fn product_with(isa: Isa, matrix: &Matrix, (cols, rows): (usize, usize), mut element: impl FnMut() -> f32) -> Vec<f32> {
-    let mut input = Activation::new(cols, Forms { quant: cols.is_multiple_of(GROUP), coarse: false, bf16: true });
+/// Returns the forms of rows that every kind of weights finds its own in.
+fn forms(cols: usize) -> Forms {
+    Forms { quant: cols.is_multiple_of(GROUP), coarse: false, bf16: true }
+}
+
+fn product_with(
+    isa: Isa,
+    matrix: &Matrix,
+    forms: Forms,
+    (cols, rows): (usize, usize),
+    mut element: impl FnMut() -> f32,
+) -> Vec<f32> {
+    let mut input = Activation::new(cols, forms);
     let mut out = Activation::new(93, Forms::default());
     input.reserve(rows);
     out.reserve(rows);
@@ -334,10 +351,12 @@ fn rows_of_quantised_weights_have_the_same_bits_in_any_number_of_rows() {
             blocks
         });
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-            let bits = |rows| product(isa, &matrix, 256, rows).iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-            let all = bits(40);
-            for rows in [1, 2, 3, 4, 5, 7, 8, 16] {
-                assert_eq!(bits(rows), all[..rows * 93], "{storage} on {isa}, {rows} rows");
+            for product in [product, coarse_product] {
+                let bits = |rows| product(isa, &matrix, 256, rows).into_iter().map(f32::to_bits).collect::<Vec<_>>();
+                let all = bits(40);
+                for rows in [1, 2, 3, 4, 5, 7, 8, 16] {
+                    assert_eq!(bits(rows), all[..rows * 93], "{storage} on {isa}, {rows} rows");
+                }
             }
         }
     }

@@ -86,15 +86,16 @@ pub(super) unsafe fn blocks(part: &Part, panels: Range, input: &Quant<'_>, rows:
     use vnni::{BLOCK_PANELS, BLOCK_ROWS, Results, TILE_ROWS, TileResults};
 
     let layout = &part.layout;
-    if rows.len() > BLOCK_ROWS && matches!(layout.kind, PanelKind::Quant(_, Scales::Pair)) {
+    let has_pairs = matches!(layout.kind, PanelKind::Quant(_, Scales::Pair));
+    if rows.len() > BLOCK_ROWS && has_pairs && !input.coarse {
         // SAFETY: the caller guarantees this.
         return unsafe { number_blocks(part, panels, input, rows, store) };
     }
     let pairs = panels.clone().step_by(BLOCK_PANELS).map(|from| from..(from + BLOCK_PANELS).min(panels.end));
     // A panel that does not exist repeats the last one; its results are not used.
     let weights = |pair: &Range| std::array::from_fn(|slot| part.panel((pair.start + slot).min(pair.end - 1)));
-    // Codes of 8 bits are multiplied as they are stored.
-    if rows.len() <= BLOCK_ROWS || matches!(layout.kind, PanelKind::Quant(Codes::Eight, _)) {
+    // Codes of 8 bits are multiplied as they are stored, and so are pairs, which tiles have no code for.
+    if rows.len() <= BLOCK_ROWS || matches!(layout.kind, PanelKind::Quant(Codes::Eight, _)) || has_pairs {
         let mut results: Results = [[[0.0; PANEL]; BLOCK_ROWS]; BLOCK_PANELS];
         for pair in pairs {
             for first in rows.clone().step_by(BLOCK_ROWS) {
