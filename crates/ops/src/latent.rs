@@ -5,7 +5,7 @@
 //! [`LatentPost`] completes the queries and writes the row, [`PagedAttention`](crate::PagedAttention) attends over the
 //! rows, and another [`HeadLinear`] maps the attended latent of each head to its values.
 
-use crate::op::Rope;
+use crate::attention::Rope;
 use crate::program::{BufferId, HeadShape, WeightId};
 
 /// `input[T,H·I] → out[T,H·O]`: a matrix `[N,K]` for each of H heads. The first N of a head's O columns are the product of

@@ -7,6 +7,7 @@
 //! **Invariant:** this crate depends on no other crate of the workspace and touches no device.
 
 mod adapter;
+mod attention;
 mod backend;
 mod batch;
 mod columns;
@@ -25,6 +26,7 @@ mod storage;
 pub mod testing;
 
 pub use adapter::{AdapterSource, Lora, LoraInput, LoraMatrices, Site, SiteId, SiteKind};
+pub use attention::{KvPlace, PagedAttention, QkNorm, QkvPost, Rope, RopeStyle, SegmentAttention, Sight};
 pub use backend::{
     Backend, DeviceProfile, TensorData, WeightSource, check_adapter, check_block_size, check_encoder, check_sites,
 };
@@ -37,9 +39,8 @@ pub use experts::{
 };
 pub use latent::{HeadLinear, LatentPost};
 pub use op::{
-    Act, Embed, EmbedIds, EmbedTaps, Glu, GluKind, InjectMode, InjectRows, KvPlace, Linear, Logits, MergeKind,
-    MergeRows, NormKind, NormOp, Op, PagedAttention, PoolKind, PoolRows, QkNorm, QkvPost, Residual, Rope, RopeStyle,
-    SegmentAttention, Sight,
+    Act, Embed, EmbedIds, EmbedTaps, Glu, GluKind, InjectMode, InjectRows, Linear, Logits, MergeKind, MergeRows,
+    NormKind, NormOp, Op, PoolKind, PoolRows, Residual,
 };
 pub use program::{
     Buffer, BufferId, Element, HeadShape, KvGroup, KvScales, Program, ProgramBuilder, ProgramKind, Rows, Slab, Values,

@@ -25,7 +25,7 @@ from places import DEPLOY, ROOT, TINY, free_port
 
 VERSION = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
 # Above what is released; the goal is 15 MB.
-LARGEST = 24_000_000
+LARGEST = 26_000_000
 
 
 def only(folder, pattern):
