@@ -105,7 +105,9 @@ struct SkinnyVolta {
 
     // What is stored of the scales and minima of a stage of an output.
     struct StoredScales {
-        u32 scales[SCALE_BYTES > 0 ? (SCALE_BYTES + 3) / 4 : 1], deltas[DELTA_BYTES > 0 ? (DELTA_BYTES + 3) / 4 : 1];
+        // Those of a block of Q4_K or Q5_K are read as one vector.
+        alignas(16) u32 scales[SCALE_BYTES > 0 ? (SCALE_BYTES + 3) / 4 : 1];
+        u32 deltas[DELTA_BYTES > 0 ? (DELTA_BYTES + 3) / 4 : 1];
     };
 
     const SkinnyQuantParams& params;

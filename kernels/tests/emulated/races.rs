@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use octavo_kernels::manifest::{self, Activation, Chip, Dtype, GemmTile, NormMean, Pool};
+use octavo_kernels::manifest::{self, Activation, CacheType, Chip, Dtype, GemmTile, NormMean, Pool};
 use octavo_kernels::quant::QuantFormat;
 use octavo_kernels::sources::{HEADERS, SOURCES};
 use octavo_ops::testing::TestRng;
@@ -142,6 +142,11 @@ const CASES: &[Case] = &[
         name: "attention on sm_80",
         files: &["cuda/attention_prefill.cu", "cuda/attention_decode.cu", "splits.h"],
         run: || step(attention::setups()[1], [90, 80, 70, 20]),
+    },
+    Case {
+        name: "attention over codes on sm_80",
+        files: &["cuda/attention_prefill.cu"],
+        run: || step(Setup { cache: CacheType::E4m3, ..attention::setups()[1] }, [90, 80, 70, 20]),
     },
     Case {
         name: "decode that completes heads on sm_80",
