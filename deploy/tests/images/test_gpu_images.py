@@ -19,6 +19,10 @@ from images import UID, check, files_of, size_of
 from places import DEPLOY, OCTAVO, TARGET
 
 WHOLE = os.environ.get("OCTAVO_WHOLE_IMAGES") == "1"
+# Kernels are tuned for the chips of TUNED, and on sm_75 none of theirs spills either. On others a thread may keep so many bytes in
+# memory, as kernels/tests/nvrtc/packed.rs permits.
+TUNED = {"sm_70", "sm_75", "sm_89", "sm_90a"}
+MOST_SPILLED = 64
 CHIPS = ["compute_120", "sm_100", "sm_120", "sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90a"]
 PACK = "usr/local/share/octavo/kernels"
 CUBLASLT = "usr/local/cuda/lib64/libcublasLt.so.12"
@@ -102,9 +106,11 @@ def test_the_pack_is_for_every_chip_and_nobody_can_write_it(image):
         assert status.st_mode & 0o004, f"{file} cannot be read by any user"
 
 
-def test_no_packed_kernel_spills(packed):
+def test_packed_kernels_spill_little_and_none_where_they_are_tuned(packed):
     usages = json.loads((packed / "usage.json").read_text())
-    spilled = [name for name, usage in usages.items() if usage.get("stack") or usage.get("spills")]
+    most = {name: 0 if name.split("-")[0] in TUNED else MOST_SPILLED for name in usages}
+    spilled = [f"{name}: {usage}" for name, usage in usages.items()
+               if max(usage.get("stack", 0), usage.get("spills", 0)) > most[name]]
     assert usages
     assert not spilled, "\n".join(spilled)
 
