@@ -234,7 +234,7 @@ pub(super) fn read_quant(panel: &[u8], layout: &Layout, lane: usize, out: &mut [
             let factor = layout.row_factors(panel)[lane];
             for (k, out) in out.iter_mut().enumerate() {
                 let code = i32::from(code_at(panel, layout, codes, group, k, lane)) - i32::from(E2M1_OFFSET);
-                *out = half_scale(panel, layout, (group, k * 2 / GROUP), lane) * code as f32 * factor;
+                *out = half_scale(panel, layout, (group, k * 2 / GROUP), lane) * factor * code as f32;
             }
         } else {
             let (scale, min) = scale_at(panel, layout, scales, group, lane);

@@ -17,14 +17,16 @@ mod words;
 
 use std::arch::x86_64::*;
 
+use super::levels::{Fp4, Nf4};
 use super::walk::Quant;
 use crate::activation::{TILE, join};
 use crate::memory::Lines;
 use crate::rows::GROUP;
-use crate::weights::{Codes, Layout, PANEL, PanelKind, Scales};
+use crate::weights::{Codes, Layout, Numbers, PANEL, PanelKind, Scales};
 use bytes::{Bytes, InBytes, Vnni};
 pub(super) use dense::dense;
 use integers::Integers;
+use numbers::{F8, Indices, NumberPanel};
 use nvfp4::PairPanel;
 pub(super) use read::Ahead;
 use read::{E2m1, Eight, Five, Four, Iq4, Nvfp4, Six};
@@ -160,6 +162,10 @@ pub(super) unsafe fn multiply(
         ($codes:ty) => {
             tile!(words, Integers::<$codes, InWords>::new(panel, layout))
         };
+        (numbers, $kind:ty) => {{
+            assert!(rows.words.is_some());
+            tile!(words, NumberPanel::<$kind, Avx2>::new(panel, layout))
+        }};
         ($way:ident, $panel:expr) => {
             of_kind::<_, { $way::ROWS }>(&$panel, rows, ahead, results)
         };
@@ -178,7 +184,9 @@ pub(super) unsafe fn multiply(
             PanelKind::Quant(Codes::Iq4, _) => tile!(Iq4),
             PanelKind::Quant(Codes::Six, _) => tile!(Six),
             PanelKind::Quant(Codes::Eight, _) => tile!(Eight),
-            PanelKind::Packed(kind) => numbers::multiply(kind, panel, layout, rows, ahead, results),
+            PanelKind::Packed(Numbers::F8) => tile!(numbers, F8),
+            PanelKind::Packed(Numbers::Nf4) => tile!(numbers, Indices<Nf4>),
+            PanelKind::Packed(Numbers::Fp4) => tile!(numbers, Indices<Fp4>),
             other => unreachable!("{other:?} is no kind of integers"),
         }
     }
@@ -214,6 +222,10 @@ pub(super) unsafe fn multiply_vnni(
                 tile!(bytes, Integers::<$codes, InBytes<Vnni<false>>>::new(panel, layout))
             }
         };
+        (numbers, $kind:ty) => {{
+            assert!(rows.words.is_some());
+            tile!(words, NumberPanel::<$kind, AvxVnni>::new(panel, layout))
+        }};
         ($way:ident, $panel:expr) => {
             of_kind::<_, { $way::ROWS }>(&$panel, rows, ahead, results)
         };
@@ -232,7 +244,9 @@ pub(super) unsafe fn multiply_vnni(
             PanelKind::Quant(Codes::Iq4, _) => tile!(Iq4),
             PanelKind::Quant(Codes::Six, _) => tile!(Six),
             PanelKind::Quant(Codes::Eight, _) => tile!(Eight),
-            PanelKind::Packed(kind) => numbers::multiply_vnni(kind, panel, layout, rows, ahead, results),
+            PanelKind::Packed(Numbers::F8) => tile!(numbers, F8),
+            PanelKind::Packed(Numbers::Nf4) => tile!(numbers, Indices<Nf4>),
+            PanelKind::Packed(Numbers::Fp4) => tile!(numbers, Indices<Fp4>),
             other => unreachable!("{other:?} is no kind of integers"),
         }
     }

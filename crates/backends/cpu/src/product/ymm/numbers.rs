@@ -8,10 +8,10 @@ use std::arch::x86_64::*;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::super::levels::{FACTORS, Fp4, MANTISSAS, Nf4, Values};
-use super::tile::{self, Group, Multiplied, Panel, Place};
-use super::words::{self, AddProducts, Avx2, AvxVnni, Pair, Pairs, Unpacked};
-use super::{LANES, TileRows};
+use super::super::levels::{FACTORS, MANTISSAS, Values};
+use super::LANES;
+use super::tile::{Group, Multiplied, Panel, Place};
+use super::words::{self, AddProducts, Pair, Pairs, Unpacked};
 use crate::memory::LINE;
 use crate::rows::GROUP;
 use crate::weights::{Layout, Numbers, PANEL};
@@ -66,7 +66,7 @@ impl Table {
 }
 
 /// Integers of a group of a stored panel.
-trait Stored: Pairs {
+pub(super) trait Stored: Pairs {
     const NUMBERS: Numbers;
 
     /// Whether the registers of a pair have the rows in order. Otherwise, the first has the rows 0 to 3 and 8 to 11.
@@ -84,7 +84,7 @@ trait Stored: Pairs {
 }
 
 /// Indices of a table.
-struct Indices<V> {
+pub(super) struct Indices<V> {
     codes: *const u8,
     low: __m256i,
     high: __m256i,
@@ -138,7 +138,7 @@ static F8_FACTORS: Table = Table::new(&FACTORS.words);
 static F8_MANTISSAS: [u8; 16] = MANTISSAS;
 
 /// Numbers in e4m3.
-struct F8 {
+pub(super) struct F8 {
     codes: *const u8,
     low: __m256i,
     high: __m256i,
@@ -192,83 +192,16 @@ unsafe fn table(bytes: &[u8; 16]) -> __m256i {
     unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(bytes.as_ptr().cast())) }
 }
 
-/// Multiplies the rows of a tile with a panel of numbers. `ahead` prefetches the panel at that distance in bytes, unless it
-/// is 0.
-///
-/// # Safety
-/// AVX2, FMA and F16C must be available, the panel must have this layout, and the rows must be in 16 bits.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn multiply(
-    numbers: Numbers,
-    panel: &[u8],
-    layout: &Layout,
-    rows: &TileRows<'_>,
-    ahead: usize,
-    results: &mut [[f32; PANEL]],
-) {
-    // SAFETY: the caller guarantees this.
-    unsafe { multiply_with::<Avx2>(numbers, panel, layout, rows, ahead, results) }
-}
-
-/// [`multiply`] with AVX-VNNI.
-///
-/// # Safety
-/// AVX-VNNI must be available, too.
-#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-pub(super) unsafe fn multiply_vnni(
-    numbers: Numbers,
-    panel: &[u8],
-    layout: &Layout,
-    rows: &TileRows<'_>,
-    ahead: usize,
-    results: &mut [[f32; PANEL]],
-) {
-    // SAFETY: the caller guarantees this.
-    unsafe { multiply_with::<AvxVnni>(numbers, panel, layout, rows, ahead, results) }
-}
-
-#[inline(always)]
-unsafe fn multiply_with<A: AddProducts>(
-    numbers: Numbers,
-    panel: &[u8],
-    layout: &Layout,
-    rows: &TileRows<'_>,
-    ahead: usize,
-    results: &mut [[f32; PANEL]],
-) {
-    assert!(panel.len() >= layout.bytes && rows.words.is_some());
-    // SAFETY: the caller guarantees this.
-    unsafe {
-        match numbers {
-            Numbers::F8 => multiply_kind::<F8, A>(panel, layout, rows, ahead, results),
-            Numbers::Nf4 => multiply_kind::<Indices<Nf4>, A>(panel, layout, rows, ahead, results),
-            Numbers::Fp4 => multiply_kind::<Indices<Fp4>, A>(panel, layout, rows, ahead, results),
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn multiply_kind<S: Stored, A: AddProducts>(
-    panel: &[u8],
-    layout: &Layout,
-    rows: &TileRows<'_>,
-    ahead: usize,
-    results: &mut [[f32; PANEL]],
-) {
-    let panel = NumberPanel { place: Place { start: panel.as_ptr(), layout }, kind: PhantomData::<(S, A)> };
-    // SAFETY: the caller guarantees this.
-    unsafe {
-        tile::multiply::<_, { words::ROWS }>(&panel, rows, ahead, results);
-        if !S::IN_ORDER {
-            put_in_order(results);
-        }
-    }
-}
-
-/// A panel of numbers in its stored layout.
-struct NumberPanel<'a, S, A> {
+/// A panel of numbers in its stored layout, which is multiplied with rows in 16 bits.
+pub(super) struct NumberPanel<'a, S, A> {
     place: Place<'a>,
     kind: PhantomData<(S, A)>,
+}
+
+impl<'a, S, A> NumberPanel<'a, S, A> {
+    pub(super) fn new(panel: &[u8], layout: &'a Layout) -> Self {
+        Self { place: Place { start: panel.as_ptr(), layout }, kind: PhantomData }
+    }
 }
 
 impl<S: Stored, A: AddProducts> Panel for NumberPanel<'_, S, A> {
@@ -281,6 +214,14 @@ impl<S: Stored, A: AddProducts> Panel for NumberPanel<'_, S, A> {
 
     fn place(&self) -> Place<'_> {
         self.place
+    }
+
+    #[inline(always)]
+    unsafe fn put_in_order(results: &mut [[f32; PANEL]]) {
+        if !S::IN_ORDER {
+            // SAFETY: the caller guarantees this.
+            unsafe { put_in_order(results) };
+        }
     }
 
     unsafe fn read_scales(&self, _: Range<usize>, (): &mut ()) {}

@@ -176,6 +176,12 @@ pub(super) trait Panel {
     /// Returns where the panel is.
     fn place(&self) -> Place<'_>;
 
+    /// Puts results in the order of the panel's rows, if its groups have them in another.
+    ///
+    /// # Safety
+    /// The instruction set must be available.
+    unsafe fn put_in_order(_: &mut [[f32; PANEL]]) {}
+
     /// Reads the scales of some groups, at most [`Panel::BLOCK`].
     ///
     /// # Safety
@@ -225,6 +231,7 @@ pub(super) unsafe fn multiply<P: Panel, const ROWS: usize>(
         } else if let Some(results) = results.first_chunk_mut::<1>() {
             multiply_few(panel, ahead, first, results);
         }
+        P::put_in_order(results);
     }
 }
 
