@@ -20,7 +20,7 @@ fn jobs(target: Target) -> Vec<(Target, Source, Vec<Instance>)> {
 
 /// Bytes of a thread that a kernel may keep in memory instead of registers on a chip for which it was not tuned, if its release permits
 /// no more on others.
-const MOST_SPILLED: u32 = 64;
+const MOST_SPILLED: u32 = 80;
 
 /// Fails if a kernel keeps more bytes of a thread in memory instead of registers.
 fn check_spills(program: &Program, most: u32) {

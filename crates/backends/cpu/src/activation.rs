@@ -2,9 +2,9 @@
 
 use crate::Isa;
 use crate::memory::{Lines, Shared};
-#[cfg(target_arch = "x86_64")]
-use crate::rows::LOW_BITS;
 use crate::rows::{GROUP, LANES, QuantRow};
+#[cfg(target_arch = "x86_64")]
+use crate::weights::WordOrder;
 
 /// Number of rows in a tile. Memory is allocated for whole tiles, so that a kernel may read rows that do not exist.
 pub(crate) const TILE: usize = 16;
@@ -16,6 +16,10 @@ pub(crate) struct Forms {
     pub(crate) quant: bool,
     /// Integers of 8 bits instead of 12.
     pub(crate) coarse: bool,
+    /// The integers in 16 bits too, for weights that are multiplied as such.
+    pub(crate) words: bool,
+    /// The same, in the order that NVFP4 is multiplied in: the second and the third of each four inputs are exchanged.
+    pub(crate) crossed: bool,
     /// bf16, for tiles of bf16.
     pub(crate) bf16: bool,
 }
@@ -26,7 +30,13 @@ impl Forms {
     }
 
     pub(crate) fn and(self, other: Self) -> Self {
-        Self { quant: self.quant || other.quant, coarse: self.coarse || other.coarse, bf16: self.bf16 || other.bf16 }
+        Self {
+            quant: self.quant || other.quant,
+            coarse: self.coarse || other.coarse,
+            words: self.words || other.words,
+            crossed: self.crossed || other.crossed,
+            bf16: self.bf16 || other.bf16,
+        }
     }
 }
 
@@ -40,6 +50,8 @@ pub(crate) struct Activation {
     scales: Lines<f32>,
     sums: Lines<f32>,
     totals: Lines<[i32; 2]>,
+    words: Lines<i16>,
+    crossed: Lines<i16>,
     bf16: Lines<u16>,
 }
 
@@ -77,6 +89,12 @@ impl Activation {
             self.sums.reserve_zeroed(rows * (self.cols / GROUP));
             self.totals.reserve_zeroed(rows * (self.cols / GROUP));
         }
+        if self.forms.words {
+            self.words.reserve_zeroed(rows * self.cols);
+        }
+        if self.forms.crossed {
+            self.crossed.reserve_zeroed(rows * self.cols);
+        }
         if self.forms.bf16 {
             self.bf16.reserve_zeroed(rows * bf16_stride(self.cols));
         }
@@ -103,6 +121,8 @@ impl Activation {
             scales: Shared::new(&mut self.scales),
             sums: Shared::new(&mut self.sums),
             totals: Shared::new(&mut self.totals),
+            words: Shared::new(&mut self.words),
+            crossed: Shared::new(&mut self.crossed),
             bf16: Shared::new(&mut self.bf16),
         }
     }
@@ -120,6 +140,8 @@ pub(crate) struct Rows {
     scales: Shared<f32>,
     sums: Shared<f32>,
     totals: Shared<[i32; 2]>,
+    words: Shared<i16>,
+    crossed: Shared<i16>,
     bf16: Shared<u16>,
 }
 
@@ -133,6 +155,10 @@ pub(crate) struct QuantRows<'a> {
     scales: &'a [f32],
     sums: &'a [f32],
     totals: &'a [[i32; 2]],
+    #[cfg(target_arch = "x86_64")]
+    words: &'a [i16],
+    #[cfg(target_arch = "x86_64")]
+    crossed: &'a [i16],
 }
 
 impl<'a> QuantRows<'a> {
@@ -151,6 +177,17 @@ impl<'a> QuantRows<'a> {
         (&self.codes[row * 2 * self.cols..], &self.scales[at..], &self.sums[at..])
     }
 
+    /// Returns `count` rows in 16 bits and their scales, from `row` on. They must be in this form.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn words(&self, (row, count): (usize, usize), words: WordOrder) -> (&'a [i16], &'a [f32]) {
+        let words = match words {
+            WordOrder::InOrder => self.words,
+            WordOrder::Crossed => self.crossed,
+        };
+        let groups = self.cols / GROUP;
+        (&words[row * self.cols..][..count * self.cols], &self.scales[row * groups..][..count * groups])
+    }
+
     /// Returns the totals of halves of groups, from `row` on.
     pub(crate) fn totals_from(&self, row: usize) -> &'a [[i32; 2]] {
         &self.totals[row * (self.cols / GROUP)..]
@@ -165,15 +202,6 @@ pub(crate) struct Quantised<'a> {
     pub(crate) scales: &'a [f32],
     pub(crate) sums: &'a [f32],
     pub(crate) totals: &'a [[i32; 2]],
-}
-
-/// Joins the parts of a group's codes to integers of 16 bits.
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-pub(crate) fn join(codes: &[i8; 2 * GROUP], words: &mut [i16; GROUP]) {
-    for (k, word) in words.iter_mut().enumerate() {
-        *word = (i16::from(codes[k]) << LOW_BITS) + i16::from(codes[GROUP + k]);
-    }
 }
 
 /// A slice of a row.
@@ -223,6 +251,10 @@ impl Rows {
                 scales: self.scales.all(),
                 sums: self.sums.all(),
                 totals: self.totals.all(),
+                #[cfg(target_arch = "x86_64")]
+                words: self.words.all(),
+                #[cfg(target_arch = "x86_64")]
+                crossed: self.crossed.all(),
             }
         }
     }
@@ -256,6 +288,12 @@ impl Rows {
             copy(self.scales, from.scales, rows, groups);
             copy(self.sums, from.sums, rows, groups);
             copy(self.totals, from.totals, rows, groups);
+        }
+        if self.forms.words {
+            copy(self.words, from.words, rows, self.cols);
+        }
+        if self.forms.crossed {
+            copy(self.crossed, from.crossed, rows, self.cols);
         }
         if self.forms.bf16 {
             copy(self.bf16, from.bf16, rows, bf16_stride(self.cols));
@@ -292,11 +330,33 @@ impl Rows {
             } else {
                 isa.quantise(x, out);
             }
+            // SAFETY: as above.
+            unsafe { self.join(isa, span) };
         }
         if self.forms.bf16 {
             // SAFETY: the caller guarantees this.
             let out = unsafe { self.bf16.part(span.row * bf16_stride(self.cols) + span.from, span.len) };
             isa.to_bf16(x, out);
+        }
+    }
+}
+
+impl Rows {
+    /// Creates the integers in 16 bits of a span, of whole groups, from the others.
+    ///
+    /// # Safety
+    /// The conditions of [`Rows::prepare`] apply.
+    unsafe fn join(&self, isa: Isa, span: Span) {
+        let at = span.row * self.cols + span.from;
+        // SAFETY: the caller guarantees this.
+        unsafe {
+            let codes = self.codes.view(2 * at, 2 * span.len);
+            if self.forms.words {
+                isa.join(codes, self.words.part(at, span.len));
+            }
+            if self.forms.crossed {
+                isa.join_crossed(codes, self.crossed.part(at, span.len));
+            }
         }
     }
 }
@@ -310,7 +370,7 @@ mod tests {
         let mut logits = Activation::new(49_152, Forms::default());
         logits.reserve(1);
         assert_eq!(logits.plain.len(), plain_stride(49_152));
-        let mut read = Activation::new(64, Forms { quant: true, coarse: false, bf16: true });
+        let mut read = Activation::new(64, Forms { quant: true, bf16: true, ..Forms::default() });
         read.reserve(1);
         assert_eq!((read.plain.len(), read.codes.len(), read.bf16.len()), (80, TILE * 128, TILE * 96));
     }

@@ -15,7 +15,7 @@ use crate::latent;
 use crate::loaded::Loaded;
 use crate::lora::{Expand, Place, Shrink};
 use crate::rows::GROUP;
-use crate::weights::PanelKind;
+use crate::weights::{PanelKind, WordOrder};
 use crate::{Isa, NAME};
 
 /// Work between two barriers.
@@ -502,7 +502,16 @@ impl Planner<'_> {
         let parts = self.weights[weight.0].matrices().iter().flat_map(|matrix| &matrix.parts);
         parts.fold(Forms::default(), |forms, part| {
             forms.and(match part.layout.kind {
-                kind if kind.takes_integers(self.isa) => Forms { quant: true, coarse: self.coarse, bf16: false },
+                kind if kind.takes_integers(self.isa) => {
+                    let words = kind.words(self.isa, self.coarse);
+                    Forms {
+                        quant: true,
+                        coarse: self.coarse,
+                        words: words == Some(WordOrder::InOrder),
+                        crossed: words == Some(WordOrder::Crossed),
+                        bf16: false,
+                    }
+                }
                 PanelKind::Bf16 | PanelKind::Packed(_) => {
                     Forms { bf16: self.isa.multiplies_bf16(), ..Forms::default() }
                 }

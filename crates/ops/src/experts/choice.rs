@@ -3,7 +3,7 @@
 use super::{ExpertGroups, GroupScore, Route, RouteScores};
 
 /// Addend of the sum of chosen scores, so that it is never 0 (DeepSeek-V3's).
-const LEAST_SUM: f32 = 1e-20;
+pub(crate) const LEAST_SUM: f32 = 1e-20;
 
 /// Rank of a score that is NaN: below all others, and finite even if two are added.
 const LOWEST: f32 = -1e30;

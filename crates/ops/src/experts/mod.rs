@@ -7,6 +7,8 @@
 mod choice;
 
 pub use choice::ChoiceScratch;
+#[cfg(feature = "testing")]
+pub(crate) use choice::LEAST_SUM;
 
 use crate::adapter::SiteId;
 use crate::program::{BufferId, WeightId};

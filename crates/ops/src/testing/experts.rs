@@ -8,6 +8,7 @@ use super::TinyModel;
 use super::math::{Rows as Values, dot};
 use super::model::Build;
 use super::suite::models;
+use crate::experts::LEAST_SUM;
 use crate::{
     BufferId, ExpertGroups, ExpertLinear, ExpertSum, GateRows, Glu, GroupScore, Linear, Op, Route, RouteScores, Rows,
     Slab, TensorData, WeightId, WeightPart,
@@ -180,7 +181,7 @@ pub(super) fn route(op: &Route, logits: &[f64], correction: &[f64], chosen: usiz
     let (mut experts, difference) = largest(experts, rank, chosen);
     experts.sort_unstable();
     let sum: f64 = experts.iter().map(|&expert| scores[expert]).sum();
-    let factor = f64::from(op.scale) / if op.normalise { sum } else { 1.0 };
+    let factor = f64::from(op.scale) / if op.normalise { sum + f64::from(LEAST_SUM) } else { 1.0 };
     (experts.iter().flat_map(|&expert| [expert as f64, scores[expert] * factor]).collect(), gap.min(difference))
 }
 

@@ -66,7 +66,8 @@ fn product_of_units(isa: Isa, matrix: &Matrix, cols: usize) -> Vec<f32> {
 
 /// Returns the forms of rows that every kind of weights finds its own in.
 fn forms(cols: usize) -> Forms {
-    Forms { quant: cols.is_multiple_of(GROUP), coarse: false, bf16: true }
+    let quant = cols.is_multiple_of(GROUP);
+    Forms { quant, coarse: false, words: quant, crossed: quant, bf16: true }
 }
 
 fn product_with(
@@ -419,7 +420,7 @@ fn products_to_count() {
     let storage = StorageType::ALL.into_iter().find(|known| known.to_string().eq_ignore_ascii_case(storage)).unwrap();
     let (isa, rows): (Isa, usize) = (isa.parse().unwrap(), rows.parse().unwrap());
     let matrix = matrix(storage, 1024);
-    let mut input = Activation::new(1024, Forms { quant: true, coarse: false, bf16: true });
+    let mut input = Activation::new(1024, forms(1024));
     let mut out = Activation::new(93, Forms::default());
     input.reserve(rows);
     out.reserve(rows);

@@ -67,9 +67,7 @@ thread_local! {
 
 #[cfg(target_arch = "x86_64")]
 thread_local! {
-    /// Rows of a tile in 16 bits.
-    static WORDS: RefCell<Lines<i16>> = RefCell::default();
-    /// Rows of a tile in 16 bits, in blocks, and its results.
+    /// Memory of a tile of rows in 16 bits and of its results.
     static NUMBER_TILE: RefCell<wide_numbers::Tile> = RefCell::default();
 }
 
@@ -87,7 +85,8 @@ pub(super) unsafe fn blocks(part: &Part, panels: Range, input: &Quant<'_>, rows:
 
     let layout = &part.layout;
     let has_pairs = matches!(layout.kind, PanelKind::Quant(_, Scales::Pair));
-    if rows.len() > BLOCK_ROWS && has_pairs && !input.coarse {
+    // Coarse rows have half of the products as bytes, but not as words.
+    if has_pairs && !input.coarse {
         // SAFETY: the caller guarantees this.
         return unsafe { number_blocks(part, panels, input, rows, store) };
     }
@@ -131,27 +130,24 @@ pub(super) unsafe fn blocks(part: &Part, panels: Range, input: &Quant<'_>, rows:
 #[cfg(target_arch = "x86_64")]
 pub(super) unsafe fn ymm_tiles(isa: Isa, part: &Part, panels: Range, input: Quant<'_>, rows: Range, store: Store<'_>) {
     let layout = &part.layout;
-    let vnni = isa == Isa::AvxVnni;
     let mut tile = Tile([[0.0; PANEL]; TILE]);
-    WORDS.with_borrow_mut(|words| {
-        for first in rows.clone().step_by(TILE) {
-            let count = (rows.end - first).min(TILE);
-            let tile_rows = ymm::TileRows::new(vnni, layout, input, (first, count), words);
-            for panel in panels.clone() {
-                let ahead = if first == rows.start { layout.bytes } else { 0 };
-                let results = &mut tile.0[..count];
-                // SAFETY: the caller guarantees this; the panel has this layout.
-                unsafe {
-                    if vnni {
-                        ymm::multiply_vnni(part.panel(panel), layout, &tile_rows, ahead, results);
-                    } else {
-                        ymm::multiply(part.panel(panel), layout, &tile_rows, ahead, results);
-                    }
+    for first in rows.clone().step_by(TILE) {
+        let count = (rows.end - first).min(TILE);
+        let tile_rows = ymm::TileRows::new(isa, layout, input, (first, count));
+        for panel in panels.clone() {
+            let ahead = if first == rows.start { layout.bytes } else { 0 };
+            let results = &mut tile.0[..count];
+            // SAFETY: the caller guarantees this; the panel has this layout.
+            unsafe {
+                if isa == Isa::AvxVnni {
+                    ymm::multiply_vnni(part.panel(panel), layout, &tile_rows, ahead, results);
+                } else {
+                    ymm::multiply(part.panel(panel), layout, &tile_rows, ahead, results);
                 }
-                store(first, panel, results);
             }
+            store(first, panel, results);
         }
-    });
+    }
 }
 
 /// Multiplies any number of rows with panels of integers.
@@ -234,20 +230,20 @@ pub(super) fn with_numbers(isa: Isa, part: &Part, panels: Range, multiply: impl 
 /// AVX-512 with VNNI must be available.
 #[cfg(target_arch = "x86_64")]
 pub(super) unsafe fn number_blocks(part: &Part, panels: Range, input: &Quant<'_>, rows: Range, store: Store<'_>) {
-    use wide_numbers::{BLOCK_PANELS, TILE_ROWS};
+    use wide_numbers::{BLOCK_PANELS, TILE_ROWS, TileRows};
 
     let layout = &part.layout;
     NUMBER_TILE.with_borrow_mut(|tile| {
         for first in rows.clone().step_by(TILE_ROWS) {
             let count = (rows.end - first).min(TILE_ROWS);
             // SAFETY: the caller guarantees this.
-            unsafe { tile.rows.read(input, (first, count)) };
+            let tile_rows = unsafe { TileRows::new(layout, input, (first, count), &mut tile.blocks) };
             for start in panels.clone().step_by(BLOCK_PANELS) {
                 let some = start..(start + BLOCK_PANELS).min(panels.end);
                 // A panel that does not exist repeats the last one; its results are not used.
                 let pair = std::array::from_fn(|slot| part.panel((start + slot).min(some.end - 1)));
                 // SAFETY: the caller guarantees this; the panels have this layout.
-                unsafe { wide_numbers::multiply(pair, layout, first == rows.start, tile) };
+                unsafe { wide_numbers::multiply(pair, &tile_rows, first == rows.start, &mut tile.results) };
                 for (panel, results) in some.zip(&mut tile.results) {
                     store(first, panel, &mut results[..count]);
                 }

@@ -90,6 +90,12 @@ per_isa! {
     /// Quantises with 8 bits: the low parts are zero.
     fn quantise_coarsely(x: &[f32], out: QuantRow<'_>);
 
+    /// Joins the parts of each code of whole groups to integers of 16 bits.
+    fn join(codes: &[i8], words: &mut [i16]);
+
+    /// Does the same, and exchanges the second and the third of each four inputs.
+    fn join_crossed(codes: &[i8], words: &mut [i16]);
+
     /// Rounds to bf16, ties to even.
     fn to_bf16(x: &[f32], out: &mut [u16]);
 

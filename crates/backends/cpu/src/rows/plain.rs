@@ -220,6 +220,34 @@ fn quantised<const COARSE: bool>(x: &[f32], out: QuantRow<'_>) {
 }
 
 #[inline(always)]
+pub(super) fn join<const FMA: bool>(codes: &[i8], words: &mut [i16]) {
+    for (codes, words) in codes.as_chunks().0.iter().zip(words.as_chunks_mut().0) {
+        join_group(codes, words);
+    }
+}
+
+#[inline(always)]
+pub(super) fn join_crossed<const FMA: bool>(codes: &[i8], words: &mut [i16]) {
+    for (codes, words) in codes.as_chunks::<{ 2 * GROUP }>().0.iter().zip(words.as_chunks_mut().0) {
+        let mut crossed = [0; 2 * GROUP];
+        for (crossed, four) in crossed.as_chunks_mut().0.iter_mut().zip(codes.as_chunks().0) {
+            // Written with shifts, which the compiler vectorises.
+            let four = u32::from_le_bytes(four.map(i8::cast_unsigned));
+            let ordered = (four & 0xff00_00ff) | ((four >> 8) & 0xff00) | ((four << 8) & 0x00ff_0000);
+            *crossed = ordered.to_le_bytes().map(u8::cast_signed);
+        }
+        join_group(&crossed, words);
+    }
+}
+
+#[inline(always)]
+fn join_group(codes: &[i8; 2 * GROUP], words: &mut [i16; GROUP]) {
+    for (k, word) in words.iter_mut().enumerate() {
+        *word = (i16::from(codes[k]) << LOW_BITS) + i16::from(codes[GROUP + k]);
+    }
+}
+
+#[inline(always)]
 pub(super) fn to_bf16<const FMA: bool>(x: &[f32], out: &mut [u16]) {
     for (out, &x) in out.iter_mut().zip(x) {
         let bits = x.to_bits();

@@ -84,6 +84,24 @@ fn quantised_rows_are_near_and_their_sums_are_theirs() {
 }
 
 #[test]
+fn parts_are_joined_in_order_or_crossed() {
+    let codes: Vec<i8> = (0..4 * GROUP)
+        .map(|k| if (k / GROUP).is_multiple_of(2) { (k * 7 % 255) as u8 as i8 } else { (k % 16) as i8 - 8 })
+        .collect();
+    let code = |k: usize| {
+        let at = k / GROUP * 2 * GROUP + k % GROUP;
+        i16::from(codes[at]) * 16 + i16::from(codes[at + GROUP])
+    };
+    each(|isa| {
+        let mut words = vec![0; 2 * GROUP];
+        isa.join(&codes, &mut words);
+        assert!(words.iter().enumerate().all(|(k, word)| *word == code(k)));
+        isa.join_crossed(&codes, &mut words);
+        assert!(words.iter().enumerate().all(|(k, word)| *word == code(k / 4 * 4 + [0, 2, 1, 3][k % 4])));
+    });
+}
+
+#[test]
 fn bf16_is_rounded_to_nearest_even() {
     let mut x = values(5, 1000, 1e3);
     x.extend([0.0, -0.0, f32::INFINITY, f32::MAX, f32::NAN, f32::from_bits(0x3f80_8000), f32::from_bits(0x3f81_8000)]);

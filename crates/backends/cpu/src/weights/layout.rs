@@ -207,6 +207,14 @@ impl Numbers {
     }
 }
 
+/// Orders of a row's inputs in 16 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WordOrder {
+    InOrder,
+    /// The second and the third of each four inputs are exchanged.
+    Crossed,
+}
+
 impl PanelKind {
     /// Returns the kind of a storage type in which weights are kept.
     fn for_storage(storage: StorageType) -> Self {
@@ -242,6 +250,21 @@ impl PanelKind {
             // With AMX, any number of rows takes tiles of bf16, so that a row's bits do not depend on it.
             Self::Packed(_) => matches!(isa, Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Avx512Bf16),
             Self::Bf16 | Self::F16 | Self::F32 => false,
+        }
+    }
+
+    /// Returns how products read their rows in 16 bits, if they do for any number of rows. `coarse` is whether rows have eight bits.
+    pub(crate) const fn words(self, isa: Isa, coarse: bool) -> Option<WordOrder> {
+        match (self, isa) {
+            (Self::Packed(_), _) if self.takes_integers(isa) => Some(WordOrder::InOrder),
+            (Self::Quant(_, Scales::Pair), Isa::Avx2 | Isa::AvxVnni) => Some(WordOrder::Crossed),
+            // As bytes, coarse rows have half of the products.
+            (Self::Quant(_, Scales::Pair), Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx) if !coarse => {
+                Some(WordOrder::Crossed)
+            }
+            (Self::Quant(Codes::Six | Codes::Eight | Codes::Iq4, _), Isa::Avx2) => Some(WordOrder::InOrder),
+            (Self::Quant(..), Isa::Avx2) if !coarse => Some(WordOrder::InOrder),
+            _ => None,
         }
     }
 

@@ -14,7 +14,9 @@ pub(crate) use blocks::{E2M1_CODES, E2M1_OFFSET, IQ4_CODES, IQ4_OFFSET};
 use blocks::{Group, GroupScale};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use layout::SUPER;
-pub(crate) use layout::{Codes, E4M3_OVER_F16, HALVES_OFFSET, Layout, Numbers, PanelKind, STEPS, Scales, nibble_at};
+pub(crate) use layout::{
+    Codes, E4M3_OVER_F16, HALVES_OFFSET, Layout, Numbers, PanelKind, STEPS, Scales, WordOrder, nibble_at,
+};
 pub(crate) use load::{Target, bytes_of, load, load_exactly, load_experts, load_vector};
 
 use crate::memory::Lines;

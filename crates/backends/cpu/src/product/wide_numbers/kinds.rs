@@ -6,9 +6,10 @@ use std::marker::PhantomData;
 use super::rows::Block;
 use super::{BLOCK_PANELS, Dots, Group, Kind, PAIRS, Unpacked, Words, add_products, dots, some};
 use crate::memory::LINE;
-use crate::product::levels::{FACTORS, MANTISSAS, Values};
+use crate::product::levels::{E2M1_VALUES, FACTORS, MANTISSAS, Values};
+use crate::product::read::{self, ReadScales};
 use crate::rows::GROUP;
-use crate::weights::{Layout, Numbers, PANEL};
+use crate::weights::{Codes, Layout, Numbers, PANEL};
 
 /// Reads the scales of a group, times the factor of its integers.
 #[inline]
@@ -21,7 +22,7 @@ unsafe fn scales(panel: *const u8, layout: &Layout, (numbers, group): (Numbers, 
 
 /// A table of 32 words: sixteen of them twice, because five bits of an index count.
 #[repr(align(64))]
-struct Table([i16; 2 * PANEL]);
+pub(super) struct Table([i16; 2 * PANEL]);
 
 impl Table {
     const fn new(words: &[i16; 16]) -> Self {
@@ -43,6 +44,66 @@ impl Table {
     }
 }
 
+/// A kind of numbers in nibbles. A line of 64 bytes has four inputs of each half of a group: the low nibbles those of the first half.
+pub(super) trait InNibbles: Copy {
+    /// Integers by the codes.
+    const TABLE: &'static Table;
+
+    /// Order that moves the codes of both inputs of a pair, of the same output row, to the lower or the upper bytes of two words beside
+    /// each other. `None` if a row's four inputs are beside each other: those of the lower bytes then are the first and the third,
+    /// and [`TileRows`](super::TileRows) has its inputs in this order.
+    const ORDER: Option<&'static [u8; 16]>;
+
+    /// The constants of [`Kind`].
+    const LINES: usize;
+    const HALVES: bool;
+
+    /// # Safety
+    /// The conditions of [`Kind::scales`] apply.
+    unsafe fn scales(panel: *const u8, layout: &Layout, group: usize) -> [__m512; 2];
+}
+
+/// Numbers by [`nibble_at`](crate::weights::nibble_at).
+impl<V: Values> InNibbles for V {
+    const TABLE: &'static Table = &Table::new(&V::LEVELS.words);
+    const ORDER: Option<&'static [u8; 16]> = Some(&[0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15]);
+    const LINES: usize = V::NUMBERS.lines();
+    const HALVES: bool = false;
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn scales(panel: *const u8, layout: &Layout, group: usize) -> [__m512; 2] {
+        // SAFETY: the caller guarantees this.
+        unsafe { scales(panel, layout, (V::NUMBERS, group), V::LEVELS.inverse) }
+    }
+}
+
+/// Numbers in e2m1, whose integers are twice their values. Each half of a group has a scale.
+#[derive(Clone, Copy)]
+pub(super) struct E2m1;
+
+impl InNibbles for E2m1 {
+    const TABLE: &'static Table = &{
+        let mut words = [0; 16];
+        let mut code = 0;
+        while code < words.len() {
+            words[code] = E2M1_VALUES[code] as i8 as i16;
+            code += 1;
+        }
+        Table::new(&words)
+    };
+    const ORDER: Option<&'static [u8; 16]> = None;
+    const LINES: usize = Codes::E2m1.lines();
+    const HALVES: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn scales(panel: *const u8, layout: &Layout, group: usize) -> [__m512; 2] {
+        // SAFETY: the caller guarantees this.
+        unsafe { read::Pair::pair(panel, layout, group) }
+    }
+}
+
 /// Nibbles of a group.
 #[derive(Clone, Copy)]
 pub(super) struct Nibbles<V> {
@@ -50,15 +111,13 @@ pub(super) struct Nibbles<V> {
     values: PhantomData<V>,
 }
 
-/// Order that moves the codes of both pairs of four output rows beside each other: to one word.
-static ORDER: [u8; 16] = [0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15];
-
 /// Number of lines of a group, each of which has four pairs.
 const LINES: usize = PAIRS / 4;
 
-impl<V: Values> Kind for Nibbles<V> {
+impl<V: InNibbles> Kind for Nibbles<V> {
     const BYTES: usize = GROUP * PANEL / 2;
-    const LINES: usize = V::NUMBERS.lines();
+    const LINES: usize = V::LINES;
+    const HALVES: bool = V::HALVES;
 
     fn new(codes: *const u8) -> Self {
         Self { codes, values: PhantomData }
@@ -68,7 +127,7 @@ impl<V: Values> Kind for Nibbles<V> {
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn scales(panel: *const u8, layout: &Layout, group: usize) -> [__m512; 2] {
         // SAFETY: the caller guarantees this.
-        unsafe { scales(panel, layout, (V::NUMBERS, group), V::LEVELS.inverse) }
+        unsafe { V::scales(panel, layout, group) }
     }
 
     #[inline]
@@ -85,45 +144,45 @@ impl<V: Values> Kind for Nibbles<V> {
     }
 }
 
-impl<V: Values> Nibbles<V> {
-    const TABLE: &'static Table = &Table::new(&V::LEVELS.words);
-
+impl<V: InNibbles> Nibbles<V> {
     /// Returns the integers of a line's four pairs, which are those of [`PLACES`] after the first.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn pairs(self, line: usize) -> [__m512i; 4] {
-        // SAFETY: the caller guarantees that the group has the line; the order has sixteen bytes.
-        let (codes, order) = unsafe {
-            let order = _mm512_broadcast_i32x4(_mm_loadu_si128(ORDER.as_ptr().cast()));
-            (_mm512_loadu_si512(self.codes.add(line * LINE).cast()), order)
-        };
-        let codes = _mm512_shuffle_epi8(codes, order);
+        // SAFETY: the caller guarantees that the group has the line.
+        let mut codes = unsafe { _mm512_loadu_si512(self.codes.add(line * LINE).cast()) };
+        if let Some(order) = V::ORDER {
+            // SAFETY: the order has sixteen bytes.
+            let order = unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(order.as_ptr().cast())) };
+            codes = _mm512_shuffle_epi8(codes, order);
+        }
         [
-            Self::TABLE.look_up(codes),
-            Self::TABLE.look_up(_mm512_srli_epi16::<8>(codes)),
-            Self::TABLE.look_up(_mm512_srli_epi16::<4>(codes)),
-            Self::TABLE.look_up(_mm512_srli_epi16::<12>(codes)),
+            V::TABLE.look_up(codes),
+            V::TABLE.look_up(_mm512_srli_epi16::<8>(codes)),
+            V::TABLE.look_up(_mm512_srli_epi16::<4>(codes)),
+            V::TABLE.look_up(_mm512_srli_epi16::<12>(codes)),
         ]
     }
 }
 
-/// Places of a line's pairs in the group, after that of its first one, which is twice the line.
+/// Places of a line's pairs in the group, after that of its first one, which is twice the line. The first two are of the first half.
 const PLACES: [usize; 4] = [0, 1, PAIRS / 2, PAIRS / 2 + 1];
 
-impl<V: Values> Group for Nibbles<V> {
+impl<V: InNibbles> Group for Nibbles<V> {
     /// Multiplies line by line. The sums of one or two rows are divided between four registers each, so that products do not wait for
     /// each other.
     #[expect(clippy::needless_range_loop, reason = "by index, what is in arrays ends in registers")]
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-    unsafe fn dots<const ROWS: usize>(panels: [Self; BLOCK_PANELS], rows: Block) -> Dots<ROWS> {
+    unsafe fn dots<const ROWS: usize>(panels: [Self; BLOCK_PANELS], rows: Block<true>) -> [Dots<ROWS>; 2] {
         let mut sums = [[[_mm512_setzero_si512(); ROWS]; BLOCK_PANELS]; 4];
         for line in some(0..LINES) {
             // SAFETY: the caller guarantees this.
             unsafe {
                 let weights = [panels[0].pairs(line), panels[1].pairs(line)];
                 for (k, place) in PLACES.into_iter().enumerate() {
-                    let sums = &mut sums[if ROWS > 2 { 0 } else { k }];
+                    let first = if V::HALVES { k / 2 * 2 } else { 0 };
+                    let sums = &mut sums[if ROWS > 2 { first } else { k }];
                     for r in 0..ROWS {
                         let both = rows.pair(r, 2 * line + place);
                         for p in 0..BLOCK_PANELS {
@@ -133,16 +192,26 @@ impl<V: Values> Group for Nibbles<V> {
                 }
             }
         }
-        let [mut dots, second, third, fourth] = sums;
+        let [mut first, second, mut third, fourth] = sums;
         if ROWS <= 2 {
-            for p in 0..BLOCK_PANELS {
-                for r in 0..ROWS {
-                    let first = _mm512_add_epi32(dots[p][r], second[p][r]);
-                    dots[p][r] = _mm512_add_epi32(first, _mm512_add_epi32(third[p][r], fourth[p][r]));
-                }
+            add(&mut first, second);
+            add(&mut third, fourth);
+            if !V::HALVES {
+                add(&mut first, third);
             }
         }
-        dots
+        [first, third]
+    }
+}
+
+/// Adds sums to others.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn add<const ROWS: usize>(to: &mut Dots<ROWS>, sums: Dots<ROWS>) {
+    for p in 0..BLOCK_PANELS {
+        for r in 0..ROWS {
+            to[p][r] = _mm512_add_epi32(to[p][r], sums[p][r]);
+        }
     }
 }
 
@@ -204,8 +273,9 @@ impl Words for F8 {
 impl Group for F8 {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-    unsafe fn dots<const ROWS: usize>(panels: [Self; BLOCK_PANELS], rows: Block) -> Dots<ROWS> {
+    unsafe fn dots<const ROWS: usize>(panels: [Self; BLOCK_PANELS], rows: Block<true>) -> [Dots<ROWS>; 2] {
         // SAFETY: the caller guarantees this.
-        unsafe { dots(panels, rows, 0..PAIRS) }
+        let dots = unsafe { dots(panels, rows, 0..PAIRS) };
+        [dots, [[_mm512_setzero_si512(); ROWS]; BLOCK_PANELS]]
     }
 }

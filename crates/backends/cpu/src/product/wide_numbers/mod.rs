@@ -3,10 +3,9 @@
 //! Numbers become the same integers of 16 bits as with AVX2, and are multiplied with the rows' own. Sums of a group are exact, and
 //! groups are scaled and added in the same order, so the bits are the same, too. A register holds a pair of inputs of sixteen output
 //! rows. Up to four rows are multiplied with numbers as they are read. For more, a group of two panels is unpacked in the
-//! first-level cache first. The codes of NVFP4 are multiplied here for more than four rows only.
+//! first-level cache first.
 
 mod kinds;
-mod nvfp4;
 mod rows;
 
 use std::arch::asm;
@@ -18,9 +17,9 @@ use super::levels::{Fp4, Nf4};
 use super::ymm::Ahead;
 use crate::rows::GROUP;
 use crate::weights::{Codes, Layout, Numbers, PANEL, PanelKind, Scales};
-use kinds::{F8, Nibbles};
-use nvfp4::E2m1;
-use rows::{Block, TileRows};
+use kinds::{E2m1, F8, Nibbles};
+pub(super) use rows::TileRows;
+use rows::{Block, Blocks};
 
 /// Pairs of inputs in a group.
 const PAIRS: usize = GROUP / 2;
@@ -46,16 +45,16 @@ const FEW_ROWS: usize = 4;
 /// Results of a tile of rows with two panels.
 type Results = [[[f32; PANEL]; TILE_ROWS]; BLOCK_PANELS];
 
-/// A tile of rows and its results with two panels. A thread keeps it, because few rows are multiplied in less time than all results
-/// are set to zero.
+/// Memory of a tile of rows and of its results with two panels. A thread keeps it, because few rows are multiplied in less time than
+/// all results are set to zero.
 pub(super) struct Tile {
-    pub(super) rows: TileRows,
+    pub(super) blocks: Blocks,
     pub(super) results: Results,
 }
 
 impl Default for Tile {
     fn default() -> Self {
-        Self { rows: TileRows::default(), results: [[[0.0; PANEL]; TILE_ROWS]; BLOCK_PANELS] }
+        Self { blocks: Blocks::default(), results: [[[0.0; PANEL]; TILE_ROWS]; BLOCK_PANELS] }
     }
 }
 
@@ -73,11 +72,12 @@ fn block_rows(count: usize) -> usize {
 
 /// Weights of a group of a panel.
 trait Group: Copy {
-    /// Returns the exact products of a group of two panels with the first rows.
+    /// Returns the exact products of each half of a group of two panels with the first rows. Unless each half has a scale, the first are
+    /// those of the whole group.
     ///
     /// # Safety
     /// AVX-512 with VNNI must be available, and there must be so many rows.
-    unsafe fn dots<const ROWS: usize>(panels: [Self; BLOCK_PANELS], rows: Block) -> Dots<ROWS>;
+    unsafe fn dots<const ROWS: usize>(panels: [Self; BLOCK_PANELS], rows: Block<true>) -> [Dots<ROWS>; 2];
 }
 
 /// Weights of a group as integers.
@@ -111,7 +111,11 @@ fn add_products(mut sums: __m512i, weights: __m512i, inputs: __m512i) -> __m512i
 /// each other.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn dots<W: Words, const ROWS: usize>(panels: [W; BLOCK_PANELS], rows: Block, pairs: Range<usize>) -> Dots<ROWS> {
+unsafe fn dots<W: Words, const ROWS: usize, const FEW: bool>(
+    panels: [W; BLOCK_PANELS],
+    rows: Block<FEW>,
+    pairs: Range<usize>,
+) -> Dots<ROWS> {
     let mut sums = [[_mm512_setzero_si512(); ROWS]; BLOCK_PANELS];
     // SAFETY: the caller guarantees this.
     unsafe {
@@ -139,10 +143,10 @@ unsafe fn dots<W: Words, const ROWS: usize>(panels: [W; BLOCK_PANELS], rows: Blo
 #[expect(clippy::needless_range_loop, reason = "by index, what is in arrays ends in registers")]
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn add_pair<W: Words, const ROWS: usize>(
+unsafe fn add_pair<W: Words, const ROWS: usize, const FEW: bool>(
     sums: &mut Dots<ROWS>,
     panels: [W; BLOCK_PANELS],
-    rows: Block,
+    rows: Block<FEW>,
     pair: usize,
 ) {
     // SAFETY: the caller guarantees this.
@@ -211,16 +215,12 @@ impl Words for &Unpacked {
 /// Multiplies a tile of rows with two panels of numbers. `ahead` prefetches the two that follow in memory.
 ///
 /// # Safety
-/// AVX-512 with VNNI must be available, and the panels must have this layout.
-pub(super) unsafe fn multiply(
-    panels: [&[u8]; BLOCK_PANELS],
-    layout: &Layout,
-    ahead: bool,
-    Tile { rows, results }: &mut Tile,
-) {
-    assert!(panels.iter().all(|panel| panel.len() >= layout.bytes) && layout.groups() == rows.groups());
+/// AVX-512 with VNNI must be available, and the panels must have the layout that the rows are prepared for.
+pub(super) unsafe fn multiply(panels: [&[u8]; BLOCK_PANELS], rows: &TileRows<'_>, ahead: bool, results: &mut Results) {
+    let layout = rows.layout;
+    assert!(panels.iter().all(|panel| panel.len() >= layout.bytes));
     let panels = Stored { starts: panels.map(<[u8]>::as_ptr), layout, ahead };
-    let rows_of_blocks = rows.count().next_multiple_of(BLOCK_ROWS);
+    let rows_of_blocks = rows.count.next_multiple_of(BLOCK_ROWS);
     results.iter_mut().for_each(|results| results[..rows_of_blocks].fill([0.0; PANEL]));
     // SAFETY: the caller guarantees this.
     unsafe {
@@ -228,7 +228,7 @@ pub(super) unsafe fn multiply(
             PanelKind::Packed(Numbers::F8) => multiply_any::<F8>(panels, rows, results),
             PanelKind::Packed(Numbers::Nf4) => multiply_any::<Nibbles<Nf4>>(panels, rows, results),
             PanelKind::Packed(Numbers::Fp4) => multiply_any::<Nibbles<Fp4>>(panels, rows, results),
-            PanelKind::Quant(Codes::E2m1, Scales::Pair) => multiply_many::<E2m1>(panels, rows, results),
+            PanelKind::Quant(Codes::E2m1, Scales::Pair) => multiply_any::<Nibbles<E2m1>>(panels, rows, results),
             other => unreachable!("{other:?} is no kind of numbers"),
         }
     }
@@ -270,10 +270,10 @@ impl Stored<'_> {
 type GroupScales = [[__m512; 2]; BLOCK_PANELS];
 
 /// Multiplies any number of rows.
-unsafe fn multiply_any<K: Kind + Group>(panels: Stored<'_>, rows: &TileRows, results: &mut Results) {
+unsafe fn multiply_any<K: Kind + Group>(panels: Stored<'_>, rows: &TileRows<'_>, results: &mut Results) {
     // SAFETY: the caller guarantees this.
     unsafe {
-        match block_rows(rows.count()) {
+        match block_rows(rows.count) {
             1 => multiply_few::<K, 1>(panels, rows, results),
             2 => multiply_few::<K, 2>(panels, rows, results),
             FEW_ROWS => multiply_few::<K, FEW_ROWS>(panels, rows, results),
@@ -284,32 +284,44 @@ unsafe fn multiply_any<K: Kind + Group>(panels: Stored<'_>, rows: &TileRows, res
 
 /// Multiplies a few rows with numbers as they are read.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn multiply_few<K: Kind + Group, const ROWS: usize>(panels: Stored<'_>, rows: &TileRows, results: &mut Results) {
+unsafe fn multiply_few<K: Kind + Group, const ROWS: usize>(
+    panels: Stored<'_>,
+    rows: &TileRows<'_>,
+    results: &mut Results,
+) {
     let mut ahead = panels.ahead();
-    for group in 0..rows.groups() {
+    for group in 0..panels.layout.groups() {
         ahead.iter_mut().for_each(|ahead| ahead.prefetch(K::LINES));
         // SAFETY: the caller guarantees this; the panels and the rows have this group.
         unsafe {
-            let [[first, _], [second, _]] = panels.scales::<K>(group);
-            let rows = rows.block(0, ROWS, group);
-            add_scaled(K::dots::<ROWS>(panels.groups(group), rows), [first, second], rows, (0, results));
+            let scales = panels.scales::<K>(group);
+            let rows = rows.few(group);
+            let [first, last] = K::dots::<ROWS>(panels.groups(group), rows);
+            if K::HALVES {
+                let mut both = [[_mm512_setzero_ps(); ROWS]; BLOCK_PANELS];
+                add_half(&mut both, first, scales, 0);
+                add_half(&mut both, last, scales, 1);
+                add_both(both, rows, (0, results));
+            } else {
+                add_scaled(first, scales, rows, (0, results));
+            }
         }
     }
 }
 
 /// Multiplies rows with groups that are unpacked once for all.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn multiply_many<K: Kind>(panels: Stored<'_>, rows: &TileRows, results: &mut Results) {
+unsafe fn multiply_many<K: Kind>(panels: Stored<'_>, rows: &TileRows<'_>, results: &mut Results) {
     let mut ahead = panels.ahead();
     let mut unpacked = [const { Unpacked([[0; 2 * PANEL]; PAIRS]) }; BLOCK_PANELS];
-    for group in 0..rows.groups() {
+    for group in 0..panels.layout.groups() {
         ahead.iter_mut().for_each(|ahead| ahead.prefetch(K::LINES));
         // SAFETY: the caller guarantees this; the panels and the rows have this group.
         unsafe {
             unpacked.iter_mut().zip(panels.groups::<K>(group)).for_each(|(unpacked, panel)| panel.unpack(unpacked));
             let (weights, scales) = ([&unpacked[0], &unpacked[1]], panels.scales::<K>(group));
-            for first in (0..rows.count()).step_by(BLOCK_ROWS) {
-                let count = block_rows(rows.count() - first);
+            for first in (0..rows.count).step_by(BLOCK_ROWS) {
+                let count = block_rows(rows.count - first);
                 let (block, results) = (rows.block(first, count, group), (first, &mut *results));
                 match count {
                     1 => add::<K, 1>(weights, scales, block, results),
@@ -328,43 +340,46 @@ unsafe fn multiply_many<K: Kind>(panels: Stored<'_>, rows: &TileRows, results: &
 unsafe fn add<K: Kind, const ROWS: usize>(
     panels: [&Unpacked; BLOCK_PANELS],
     scales: GroupScales,
-    rows: Block,
+    rows: Block<false>,
     (first, results): (usize, &mut Results),
 ) {
     // SAFETY: the caller guarantees this.
     unsafe {
         if K::HALVES {
             let mut both = [[_mm512_setzero_ps(); ROWS]; BLOCK_PANELS];
-            let [[one, other], [next, last]] = scales;
-            for (half, scales) in [[one, next], [other, last]].into_iter().enumerate() {
-                let dots = dots::<_, ROWS>(panels, rows, half * PAIRS / 2..(half + 1) * PAIRS / 2);
-                for p in 0..BLOCK_PANELS {
-                    for r in 0..ROWS {
-                        both[p][r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[p][r]), scales[p], both[p][r]);
-                    }
-                }
+            for half in 0..2 {
+                let dots = dots::<_, ROWS, _>(panels, rows, half * PAIRS / 2..(half + 1) * PAIRS / 2);
+                add_half(&mut both, dots, scales, half);
             }
-            for p in 0..BLOCK_PANELS {
-                let results = &mut results[p][first..first + ROWS];
-                for r in 0..ROWS {
-                    let at = results[r].as_mut_ptr();
-                    _mm512_storeu_ps(at, _mm512_fmadd_ps(both[p][r], rows.scale(r), _mm512_loadu_ps(at)));
-                }
-            }
+            add_both(both, rows, (first, results));
         } else {
-            let [[one, _], [other, _]] = scales;
-            add_scaled(dots::<_, ROWS>(panels, rows, 0..PAIRS), [one, other], rows, (first, results));
+            add_scaled(dots::<_, ROWS, _>(panels, rows, 0..PAIRS), scales, rows, (first, results));
         }
     }
 }
 
-/// Adds products with a block of rows, times the scales of both, to the results from a row on.
+/// Adds the products of a half of a group, times its scales.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn add_scaled<const ROWS: usize>(
+fn add_half<const ROWS: usize>(
+    both: &mut [[__m512; ROWS]; BLOCK_PANELS],
     dots: Dots<ROWS>,
-    scales: [__m512; BLOCK_PANELS],
-    rows: Block,
+    scales: GroupScales,
+    half: usize,
+) {
+    for p in 0..BLOCK_PANELS {
+        for r in 0..ROWS {
+            both[p][r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[p][r]), scales[p][half], both[p][r]);
+        }
+    }
+}
+
+/// Adds scaled products of both halves with a block of rows, times the scales of the rows, to the results from a row on.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+unsafe fn add_both<const ROWS: usize, const FEW: bool>(
+    both: [[__m512; ROWS]; BLOCK_PANELS],
+    rows: Block<FEW>,
     (first, results): (usize, &mut Results),
 ) {
     for p in 0..BLOCK_PANELS {
@@ -372,7 +387,28 @@ unsafe fn add_scaled<const ROWS: usize>(
         for r in 0..ROWS {
             // SAFETY: the caller guarantees that there are the rows; a result has sixteen elements.
             unsafe {
-                let (scale, at) = (_mm512_mul_ps(scales[p], rows.scale(r)), results[r].as_mut_ptr());
+                let at = results[r].as_mut_ptr();
+                _mm512_storeu_ps(at, _mm512_fmadd_ps(both[p][r], rows.scale(r), _mm512_loadu_ps(at)));
+            }
+        }
+    }
+}
+
+/// Adds products with a block of rows, times the scales of both, to the results from a row on.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+unsafe fn add_scaled<const ROWS: usize, const FEW: bool>(
+    dots: Dots<ROWS>,
+    scales: GroupScales,
+    rows: Block<FEW>,
+    (first, results): (usize, &mut Results),
+) {
+    for p in 0..BLOCK_PANELS {
+        let results = &mut results[p][first..first + ROWS];
+        for r in 0..ROWS {
+            // SAFETY: the caller guarantees that there are the rows; a result has sixteen elements.
+            unsafe {
+                let (scale, at) = (_mm512_mul_ps(scales[p][0], rows.scale(r)), results[r].as_mut_ptr());
                 let result = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[p][r]), scale, _mm512_loadu_ps(at));
                 _mm512_storeu_ps(at, result);
             }

@@ -19,10 +19,10 @@ use std::arch::x86_64::*;
 
 use super::levels::{Fp4, Nf4};
 use super::walk::Quant;
-use crate::activation::{TILE, join};
-use crate::memory::Lines;
+use crate::activation::TILE;
+use crate::isa::Isa;
 use crate::rows::GROUP;
-use crate::weights::{Codes, Layout, Numbers, PANEL, PanelKind, Scales};
+use crate::weights::{Codes, Layout, Numbers, PANEL, PanelKind, Scales, WordOrder};
 use bytes::{Bytes, InBytes, Vnni};
 pub(super) use dense::dense;
 use integers::Integers;
@@ -55,16 +55,16 @@ pub(super) struct TileRows<'a> {
     words: Option<&'a [i16]>,
 }
 
-/// Returns whether codes of this layout are multiplied with so many rows in 16 bits. Codes that can be multiplied in bytes are, if
-/// the rows are so few that unpacking takes longer than multiplying, or if rows have eight bits. With AVX-VNNI, only the
-/// values of tables are multiplied in 16 bits, those of NVFP4 for more rows only.
-fn needs_words(vnni: bool, layout: &Layout, rows: usize, coarse: bool) -> bool {
-    match layout.kind {
-        PanelKind::Packed(_) => true,
-        PanelKind::Quant(_, Scales::Pair) => !vnni || rows > bytes::ROWS,
-        PanelKind::Quant(Codes::Six | Codes::Eight | Codes::Iq4, _) => !vnni,
-        _ => !vnni && !coarse && rows > bytes::ROWS,
-    }
+/// Returns how panels of this layout are multiplied with so many rows in 16 bits, if they are. Codes that can be multiplied in bytes
+/// are, if the rows are so few that unpacking takes longer than multiplying.
+fn words(isa: Isa, layout: &Layout, rows: usize, coarse: bool) -> Option<WordOrder> {
+    let kind = layout.kind;
+    let in_bytes = match kind {
+        PanelKind::Quant(_, Scales::Pair) => isa == Isa::AvxVnni,
+        PanelKind::Quant(codes, _) => !matches!(codes, Codes::Six | Codes::Eight | Codes::Iq4),
+        _ => false,
+    };
+    kind.words(isa, coarse).filter(|_| rows > bytes::ROWS || !in_bytes)
 }
 
 impl TileRows<'_> {
@@ -79,49 +79,10 @@ impl TileRows<'_> {
 
 impl<'a> TileRows<'a> {
     /// Prepares `count` rows from `first` on, at most [`TILE`].
-    pub(super) fn new(
-        vnni: bool,
-        layout: &Layout,
-        input: Quant<'a>,
-        (first, count): (usize, usize),
-        scratch: &'a mut Lines<i16>,
-    ) -> Self {
+    pub(super) fn new(isa: Isa, layout: &Layout, input: Quant<'a>, (first, count): (usize, usize)) -> Self {
         assert!(count <= TILE && input.cols == layout.cols);
-        let words = needs_words(vnni, layout, count, input.coarse).then(|| {
-            let order = matches!(layout.kind, PanelKind::Quant(_, Scales::Pair)).then_some(&nvfp4::ORDER);
-            scratch.reserve_zeroed(TILE * input.cols);
-            for (row, words) in (first..first + count).zip(scratch.chunks_exact_mut(input.cols)) {
-                // SAFETY: AVX2 is available wherever these kernels are chosen.
-                unsafe { join_in_order(order, input.row(row).codes, words.as_chunks_mut().0) };
-            }
-            &scratch[..count * input.cols]
-        });
+        let words = words(isa, layout, count, input.coarse).map(|words| input.words((first, count), words).0);
         Self { input, first, count, words }
-    }
-}
-
-/// Order of a row's inputs in 16 bits: indices of each sixteen.
-type Order = [u8; 16];
-
-/// Joins the parts of a row's codes to 16 bits, in an order if there is one.
-///
-/// # Safety
-/// AVX2 must be available.
-#[target_feature(enable = "avx2")]
-unsafe fn join_in_order(order: Option<&Order>, codes: &[[i8; ROW_BYTES]], words: &mut [[i16; GROUP]]) {
-    for (codes, words) in codes.iter().zip(words) {
-        let mut codes = *codes;
-        if let Some(order) = order {
-            for codes in codes.as_chunks_mut::<16>().0 {
-                // SAFETY: both have sixteen bytes.
-                unsafe {
-                    let order = _mm_loadu_si128(order.as_ptr().cast());
-                    let ordered = _mm_shuffle_epi8(_mm_loadu_si128(codes.as_ptr().cast()), order);
-                    _mm_storeu_si128(codes.as_mut_ptr().cast(), ordered);
-                }
-            }
-        }
-        join(&codes, words);
     }
 }
 

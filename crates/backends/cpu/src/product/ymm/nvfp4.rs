@@ -6,10 +6,10 @@ use std::arch::x86_64::*;
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use super::LANES;
 use super::scaling::pair_scales;
 use super::tile::{Group, Multiplied, Panel, Place};
 use super::words::{self, AddProducts, Pair, Pairs, Unpacked};
-use super::{LANES, Order};
 use crate::memory::LINE;
 use crate::product::levels::E2M1_VALUES;
 use crate::weights::{Codes, Layout, PANEL};
@@ -22,11 +22,8 @@ static UPPER: Mask = Mask([0xff00; 2 * LANES]);
 /// Makes up for the place of the values, which is the upper byte of a word.
 const INVERSE: f32 = 1.0 / 256.0;
 
-/// Order of a row's inputs. Of four, the first and the third are multiplied with the lower bytes of two words, and the others with
-/// the upper ones.
-pub(super) static ORDER: Order = [0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15];
-
-/// A panel of NVFP4 weights in its stored layout, which is multiplied with rows in 16 bits.
+/// A panel of NVFP4 weights in its stored layout, which is multiplied with rows in 16 bits, crossed: of four inputs, the first and the
+/// third are multiplied with the lower bytes of two words, and the others with the upper ones.
 pub(super) struct PairPanel<'a, A>(Place<'a>, PhantomData<A>);
 
 impl<'a, A> PairPanel<'a, A> {
