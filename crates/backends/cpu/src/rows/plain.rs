@@ -221,29 +221,24 @@ fn quantised<const COARSE: bool>(x: &[f32], out: QuantRow<'_>) {
 
 #[inline(always)]
 pub(super) fn join<const FMA: bool>(codes: &[i8], words: &mut [i16]) {
-    for (codes, words) in codes.as_chunks().0.iter().zip(words.as_chunks_mut().0) {
-        join_group(codes, words);
-    }
+    joined(codes, words, |four| four);
 }
 
 #[inline(always)]
 pub(super) fn join_crossed<const FMA: bool>(codes: &[i8], words: &mut [i16]) {
-    for (codes, words) in codes.as_chunks::<{ 2 * GROUP }>().0.iter().zip(words.as_chunks_mut().0) {
-        let mut crossed = [0; 2 * GROUP];
-        for (crossed, four) in crossed.as_chunks_mut().0.iter_mut().zip(codes.as_chunks().0) {
-            // Written with shifts, which the compiler vectorises.
-            let four = u32::from_le_bytes(four.map(i8::cast_unsigned));
-            let ordered = (four & 0xff00_00ff) | ((four >> 8) & 0xff00) | ((four << 8) & 0x00ff_0000);
-            *crossed = ordered.to_le_bytes().map(u8::cast_signed);
-        }
-        join_group(&crossed, words);
-    }
+    joined(codes, words, |[a, b, c, d]| [a, c, b, d]);
 }
 
+/// Joins codes four by four. What reorders them is a part of this loop: in a loop of its own, the compiler does not vectorise it.
 #[inline(always)]
-fn join_group(codes: &[i8; 2 * GROUP], words: &mut [i16; GROUP]) {
-    for (k, word) in words.iter_mut().enumerate() {
-        *word = (i16::from(codes[k]) << LOW_BITS) + i16::from(codes[GROUP + k]);
+fn joined(codes: &[i8], words: &mut [i16], order: impl Fn([i16; 4]) -> [i16; 4]) {
+    for (codes, words) in codes.as_chunks::<{ 2 * GROUP }>().0.iter().zip(words.as_chunks_mut::<GROUP>().0) {
+        let (high, low) = codes.split_at(GROUP);
+        let fours = high.as_chunks::<4>().0.iter().zip(low.as_chunks::<4>().0);
+        for ((high, low), words) in fours.zip(words.as_chunks_mut::<4>().0) {
+            let joined = std::array::from_fn(|k| (i16::from(high[k]) << LOW_BITS) + i16::from(low[k]));
+            *words = order(joined);
+        }
     }
 }
 
