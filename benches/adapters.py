@@ -6,18 +6,24 @@ generate at once: all with the base model, all with one adapter, and each with o
 numpy and safetensors.
 
     benches/adapters.py target/release/octavo model.gguf --layers 30 --hidden 576 --inner 1536 --kv 192
+
+With `--changes N`, adapters are loaded, used and unloaded N times instead, one of them broken in every tenth round, while clients
+talk to the base model. An answer that fails or differs ends the run. The memory of the process is printed on the way.
 """
 
 import argparse
 import concurrent.futures
 import json
+import os
 import pathlib
+import shutil
 import statistics
 import tempfile
+import threading
 import time
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from serving import request, served
 
 
@@ -58,6 +64,73 @@ def speed(port, models, arguments, first):
     return arguments.clients * arguments.tokens / (time.monotonic() - begun)
 
 
+def completion(port, model, tokens):
+    body = {"model": model, "prompt": "The capital of France is", "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
+    return json.loads(request(port, "POST", "/v1/completions", body))["choices"][0]["text"]
+
+
+def talk(port, expected, ends):
+    """Asks the base model until the end. Returns the number of answers, all of which are the expected one."""
+    count = 0
+    while not ends.is_set():
+        answer = completion(port, "base", 8)
+        if answer != expected:
+            raise RuntimeError(f"the base model says {answer!r}, not {expected!r}")
+        count += 1
+    return count
+
+
+def change(port, folder, names, number):
+    """Loads an adapter under a new name, uses it and unloads it. In every tenth round, a broken one is refused before."""
+    def post(route, **body):
+        request(port, "POST", f"/v1/{route}", body)
+
+    name = f"round-{number}"
+    if number % 10 == 0:
+        try:
+            post("load_lora_adapter", lora_name=name, lora_path=str(folder / "broken"))
+        except RuntimeError as refused:
+            if "not finite" not in str(refused):
+                raise
+        else:
+            raise RuntimeError("an adapter with NaN is loaded")
+    post("load_lora_adapter", lora_name=name, lora_path=str(folder / names[number % len(names)]))
+    answer = completion(port, name, 4)
+    post("unload_lora_adapter", lora_name=name)
+    return answer
+
+
+def resident(server):
+    """Memory of a process in MiB."""
+    lines = pathlib.Path(f"/proc/{server.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
+
+
+def changes(arguments, folder, names):
+    os.environ["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+    shutil.copytree(folder / names[0], folder / "broken")
+    broken = load_file(folder / "broken/adapter_model.safetensors")
+    next(iter(broken.values()))[0, 0] = np.nan
+    save_file(broken, folder / "broken/adapter_model.safetensors")
+    with start(arguments, folder, names[:1]) as (server, port), concurrent.futures.ThreadPoolExecutor() as pool:
+        expected, ends, answers = completion(port, "base", 8), threading.Event(), {}
+        talks = [pool.submit(talk, port, expected, ends) for _ in range(arguments.clients)]
+        try:
+            print("| loads and unloads | resident MiB |\n|---:|---:|")
+            for number in range(arguments.changes):
+                answer = change(port, folder, names, number)
+                if answers.setdefault(number % len(names), answer) != answer:
+                    raise RuntimeError(f"an adapter says {answer!r}, and said {answers[number % len(names)]!r}")
+                if (number + 1) % max(1, arguments.changes // 10) == 0:
+                    print(f"| {number + 1} | {resident(server):.0f} |", flush=True)
+        finally:
+            ends.set()
+        count = sum(done.result() for done in talks)
+        listed = [model["id"] for model in json.loads(request(port, "GET", "/v1/models"))["data"]]
+        assert listed == ["base", names[0]], listed
+    print(f"{count} requests of the base model were answered meanwhile, all alike.")
+
+
 def start(arguments, folder, names):
     flags = ["--served-model-name", "base", "--max-model-len", "1024", "--shutdown-timeout", "0", "--enable-lora"]
     flags += ["--max-loras", str(len(names)), "--max-lora-rank", str(arguments.rank)]
@@ -74,6 +147,7 @@ def main():
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--changes", type=int, default=0)
     for size in ("layers", "hidden", "inner", "kv"):
         parser.add_argument(f"--{size}", type=int, required=True)
     arguments = parser.parse_args()
@@ -81,6 +155,8 @@ def main():
         folder, names = pathlib.Path(folder), [f"a{number}" for number in range(arguments.adapters)]
         for seed, name in enumerate(names):
             write_adapter(folder / name, arguments, seed)
+        if arguments.changes:
+            return changes(arguments, folder, names)
         cases = {"base": ["base"], "one adapter": names[:1], f"{len(names)} adapters": names}
         with start(arguments, folder, names) as (_, port):
             speeds = {name: [] for name in cases}
