@@ -36,8 +36,10 @@ compile() {
     # Panic messages and debug info name source files, without the folders of this machine.
     local remapped="--remap-path-prefix=$cargo_home/registry/src=/cargo --remap-path-prefix=$PWD=/octavo"
     # Where the sources of the standard library are installed, their folder takes the place of this name.
-    local library=/rustc/$(rustc -vV | sed -n 's/^commit-hash: //p')
-    remapped+=" --remap-path-prefix=$(rustc --print sysroot)/lib/rustlib/src/rust=$library"
+    local compiler sysroot
+    compiler=$(rustc -vV | sed -n 's/^commit-hash: //p')
+    sysroot=$(rustc --print sysroot)
+    remapped+=" --remap-path-prefix=$sysroot/lib/rustlib/src/rust=/rustc/$compiler"
     RUSTFLAGS="${RUSTFLAGS:-} $remapped" cargo build --locked --profile dist --bin octavo >&2
     echo "${CARGO_TARGET_DIR:-target}/dist/octavo"
 }
