@@ -8,7 +8,7 @@ numpy and safetensors.
     benches/adapters.py target/release/octavo model.gguf --layers 30 --hidden 576 --inner 1536 --kv 192
 
 With `--changes N`, adapters are loaded, used and unloaded N times instead, one of them broken in every tenth round, while clients
-talk to the base model. An answer that fails or differs ends the run. The memory of the process is printed on the way.
+talk to the base model. An answer that fails or differs fails the run. The memory of the process is printed on the way.
 """
 
 import argparse

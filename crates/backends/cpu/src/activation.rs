@@ -339,9 +339,7 @@ impl Rows {
             isa.to_bf16(x, out);
         }
     }
-}
 
-impl Rows {
     /// Creates the integers in 16 bits of a span, of whole groups, from the others.
     ///
     /// # Safety

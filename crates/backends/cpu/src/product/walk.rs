@@ -84,9 +84,7 @@ pub(super) unsafe fn blocks(part: &Part, panels: Range, input: &Quant<'_>, rows:
     use vnni::{BLOCK_PANELS, BLOCK_ROWS, Results, TILE_ROWS, TileResults};
 
     let layout = &part.layout;
-    let has_pairs = matches!(layout.kind, PanelKind::Quant(_, Scales::Pair));
-    // Coarse rows have half of the products as bytes, but not as words.
-    if has_pairs && !input.coarse {
+    if layout.kind.words(Isa::Avx512, input.coarse).is_some() {
         // SAFETY: the caller guarantees this.
         return unsafe { number_blocks(part, panels, input, rows, store) };
     }
@@ -94,7 +92,9 @@ pub(super) unsafe fn blocks(part: &Part, panels: Range, input: &Quant<'_>, rows:
     // A panel that does not exist repeats the last one; its results are not used.
     let weights = |pair: &Range| std::array::from_fn(|slot| part.panel((pair.start + slot).min(pair.end - 1)));
     // Codes of 8 bits are multiplied as they are stored, and so are pairs, which tiles have no code for.
-    if rows.len() <= BLOCK_ROWS || matches!(layout.kind, PanelKind::Quant(Codes::Eight, _)) || has_pairs {
+    if rows.len() <= BLOCK_ROWS
+        || matches!(layout.kind, PanelKind::Quant(Codes::Eight, _) | PanelKind::Quant(_, Scales::Pair))
+    {
         let mut results: Results = [[[0.0; PANEL]; BLOCK_ROWS]; BLOCK_PANELS];
         for pair in pairs {
             for first in rows.clone().step_by(BLOCK_ROWS) {

@@ -385,11 +385,8 @@ unsafe fn add_both<const ROWS: usize, const FEW: bool>(
     for p in 0..BLOCK_PANELS {
         let results = &mut results[p][first..first + ROWS];
         for r in 0..ROWS {
-            // SAFETY: the caller guarantees that there are the rows; a result has sixteen elements.
-            unsafe {
-                let at = results[r].as_mut_ptr();
-                _mm512_storeu_ps(at, _mm512_fmadd_ps(both[p][r], rows.scale(r), _mm512_loadu_ps(at)));
-            }
+            // SAFETY: the caller guarantees that there are the rows.
+            add_to(&mut results[r], both[p][r], unsafe { rows.scale(r) });
         }
     }
 }
@@ -406,12 +403,18 @@ unsafe fn add_scaled<const ROWS: usize, const FEW: bool>(
     for p in 0..BLOCK_PANELS {
         let results = &mut results[p][first..first + ROWS];
         for r in 0..ROWS {
-            // SAFETY: the caller guarantees that there are the rows; a result has sixteen elements.
-            unsafe {
-                let (scale, at) = (_mm512_mul_ps(scales[p][0], rows.scale(r)), results[r].as_mut_ptr());
-                let result = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[p][r]), scale, _mm512_loadu_ps(at));
-                _mm512_storeu_ps(at, result);
-            }
+            // SAFETY: the caller guarantees that there are the rows.
+            let scale = _mm512_mul_ps(scales[p][0], unsafe { rows.scale(r) });
+            add_to(&mut results[r], _mm512_cvtepi32_ps(dots[p][r]), scale);
         }
     }
+}
+
+/// Adds products times scales to a result.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn add_to(result: &mut [f32; PANEL], products: __m512, scales: __m512) {
+    let at = result.as_mut_ptr();
+    // SAFETY: a result has sixteen elements.
+    unsafe { _mm512_storeu_ps(at, _mm512_fmadd_ps(products, scales, _mm512_loadu_ps(at))) };
 }

@@ -3,10 +3,11 @@
 use std::arch::x86_64::*;
 
 use super::{BLOCK_ROWS, FEW_ROWS, TILE_ROWS, block_rows};
+use crate::isa::Isa;
 use crate::memory::Lines;
 use crate::product::walk::Quant;
 use crate::rows::GROUP;
-use crate::weights::{Layout, PanelKind, WordOrder};
+use crate::weights::Layout;
 
 /// A tile of rows in 16 bits. A few rows are where they were quantised. More are in blocks of [`block_rows`] rows each: a block has its
 /// rows' words group by group, so that all of a group are beside each other. What it has for rows that do not exist is left over
@@ -38,7 +39,9 @@ impl<'a> TileRows<'a> {
         blocks: &'a mut Blocks,
     ) -> Self {
         assert!(count <= TILE_ROWS && input.cols == layout.cols);
-        let order = if matches!(layout.kind, PanelKind::Packed(_)) { WordOrder::InOrder } else { WordOrder::Crossed };
+        let Some(order) = layout.kind.words(Isa::Avx512, input.coarse) else {
+            unreachable!("only panels that are multiplied in 16 bits have such rows")
+        };
         let (words, scales) = if count <= FEW_ROWS {
             input.words((first, block_rows(count)), order)
         } else {
