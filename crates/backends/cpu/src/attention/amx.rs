@@ -4,8 +4,8 @@
 use std::arch::x86_64::*;
 use std::cell::RefCell;
 
+use super::bf16::{narrow_weights, weigh};
 use super::plain::{Running, visible, whole};
-use super::wide::{narrow_weights, weigh};
 use super::{Block, KEYS, ROWS};
 use crate::Isa;
 use crate::kv::{BLOCK, CHUNK};

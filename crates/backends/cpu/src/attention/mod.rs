@@ -7,6 +7,8 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+#[cfg(target_arch = "x86_64")]
+mod bf16;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod plain;
@@ -86,6 +88,9 @@ pub(crate) struct Block<'a> {
     /// Queries in bf16, for instruction sets that multiply bf16.
     #[cfg(target_arch = "x86_64")]
     narrow_q: &'a [u16],
+    /// Scratch memory for the queries in bf16 by pair of dimensions.
+    #[cfg(target_arch = "x86_64")]
+    by_pair: &'a mut [u32],
     /// First and last position that each row sees.
     sees: &'a [(usize, usize)],
     /// State of each row before its first key.
@@ -234,7 +239,7 @@ fn attend(isa: Isa, block: Block<'_>) {
     unsafe {
         match isa {
             Isa::Amx if whole_tiles => return amx::attend(block),
-            Isa::Avx512Bf16 | Isa::Amx => return wide::attend_bf16(block),
+            Isa::Avx512Bf16 | Isa::Amx => return bf16::attend(block),
             Isa::Avx512 => return wide::attend(block),
             Isa::Avx2 | Isa::AvxVnni => return ymm::attend(block),
             Isa::Portable => {}
@@ -249,9 +254,17 @@ fn attend(isa: Isa, block: Block<'_>) {
     isa.attend_plain(isa, block);
 }
 
+/// Returns a chunk of the values of a block, by pair of slots.
+#[inline]
+fn chunk_of(values: &[u32], chunk: usize) -> &[[u32; CHUNK]; BLOCK / 2] {
+    &values.as_chunks().0.as_chunks().0[chunk]
+}
+
 struct Scratch {
     q: Lines<f32>,
     narrow_q: Lines<u16>,
+    #[cfg(target_arch = "x86_64")]
+    by_pair: Lines<u32>,
     out: Lines<f32>,
     partial: Lines<u32>,
     weights: Box<[[f32; KEYS]; ROWS]>,
@@ -265,6 +278,8 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch {
         q: Lines::default(),
         narrow_q: Lines::default(),
+        #[cfg(target_arch = "x86_64")]
+        by_pair: Lines::default(),
         out: Lines::default(),
         partial: Lines::default(),
         weights: Box::new([[0.0; KEYS]; ROWS]),
@@ -281,6 +296,8 @@ impl Scratch {
         let (padded, chunked) = row_widths(cache.heads());
         self.q.reserve_zeroed(ROWS * padded);
         self.narrow_q.reserve_zeroed(ROWS * padded);
+        #[cfg(target_arch = "x86_64")]
+        self.by_pair.reserve_zeroed(ROWS * padded / 2);
         self.out.reserve_zeroed(ROWS * chunked);
         self.partial.reserve_zeroed(chunked * BLOCK / 2);
         let (keys, values) = Keys::widened_words(cache);
@@ -365,6 +382,8 @@ impl Attention<'_> {
                         q: &scratch.q[..rows.len() * padded],
                         #[cfg(target_arch = "x86_64")]
                         narrow_q: &scratch.narrow_q,
+                        #[cfg(target_arch = "x86_64")]
+                        by_pair: &mut scratch.by_pair,
                         sees: &scratch.sees,
                         starts: &scratch.starts,
                         softcap: self.softcap,

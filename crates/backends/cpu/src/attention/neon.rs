@@ -5,7 +5,7 @@ use std::arch::aarch64::*;
 
 use super::plain::{Running, visible, weigh, whole};
 use super::walk::{by_rows, queries, walk};
-use super::{Block, KEYS, ROWS};
+use super::{Block, KEYS, ROWS, chunk_of};
 use crate::Isa;
 use crate::kv::{BLOCK, CHUNK};
 
@@ -33,25 +33,32 @@ unsafe fn rows<const R: usize>(block: Block<'_>) {
             Isa::Neon,
             block,
             R,
-            |keys, _, weights: &mut [[f32; KEYS]; ROWS], at| {
-                // The sums of four rows and the inputs fill the registers.
-                match R {
-                    6 => {
-                        score::<3>(&q[..3], keys, &mut weights[..3], at);
-                        score::<3>(&q[3..], keys, &mut weights[3..], at);
+            |keys: &[&[u32]], _, weights: &mut [[f32; KEYS]; ROWS], at| {
+                for (block, keys) in keys.iter().enumerate() {
+                    let at = at + block * BLOCK;
+                    // The sums of four rows and the inputs fill the registers.
+                    match R {
+                        6 => {
+                            score::<3>(&q[..3], keys, &mut weights[..3], at);
+                            score::<3>(&q[3..], keys, &mut weights[3..], at);
+                        }
+                        8 => {
+                            score::<4>(&q[..4], keys, &mut weights[..4], at);
+                            score::<4>(&q[4..], keys, &mut weights[4..], at);
+                        }
+                        _ => score::<R>(&q, keys, &mut weights[..], at),
                     }
-                    8 => {
-                        score::<4>(&q[..4], keys, &mut weights[..4], at);
-                        score::<4>(&q[4..], keys, &mut weights[4..], at);
-                    }
-                    _ => score::<R>(&q, keys, &mut weights[..], at),
                 }
             },
             weigh::<true>,
             |_: &[f32], _: &mut [u16; KEYS]| {},
-            |values, weights: &[[f32; KEYS]; ROWS], _: &[[u16; KEYS]; ROWS], at, fades: &[f32; R], count, out| {
-                gather(values, weights, at, fades, count, out)
-            }
+            |values: &[&[u32]],
+             weights: &[[f32; KEYS]; ROWS],
+             _: &[[u16; KEYS]; ROWS],
+             at,
+             fades: &[f32; R],
+             count,
+             out| { gather(values, weights, at, fades, count, out) }
         );
     }
 }
@@ -104,11 +111,11 @@ unsafe fn score<const R: usize>(q: &[&[f32]], keys: &[u32], weights: &mut [[f32;
     }
 }
 
-/// Scales the rows' accumulated output by its factor and adds a block's values, one pair of slots after the other.
+/// Scales the rows' accumulated output by its factor and adds the values of blocks, one pair of slots after the other.
 #[inline]
 #[target_feature(enable = "neon")]
 unsafe fn gather<const R: usize>(
-    values: &[u32],
+    values: &[&[u32]],
     weights: &[[f32; KEYS]; ROWS],
     at: usize,
     fades: &[f32; R],
@@ -116,8 +123,8 @@ unsafe fn gather<const R: usize>(
     out: &mut [f32],
 ) {
     let width = out.len() / count;
-    assert!(R <= ROWS && at + BLOCK <= KEYS && values.len() >= width * BLOCK / 2);
-    for (chunk, words) in values.as_chunks::<CHUNK>().0.as_chunks::<{ BLOCK / 2 }>().0.iter().enumerate() {
+    assert!(R <= ROWS && at + values.len() * BLOCK <= KEYS);
+    for chunk in 0..width / CHUNK {
         for half in 0..CHUNK / LANES {
             let at_out = chunk * CHUNK + half * LANES;
             let mut sums = [[vdupq_n_f32(0.0); 2]; R];
@@ -131,13 +138,15 @@ unsafe fn gather<const R: usize>(
                         }
                     }
                 }
-                for (pair, words) in words.iter().enumerate() {
-                    let [low, high] = widened(words.as_ptr().add(half * LANES));
-                    for r in 0..R {
-                        let weight = vld1_f32(weights[r].as_ptr().add(at + 2 * pair));
-                        for i in 0..2 {
-                            sums[r][i] = vfmaq_lane_f32::<0>(sums[r][i], low[i], weight);
-                            sums[r][i] = vfmaq_lane_f32::<1>(sums[r][i], high[i], weight);
+                for (block, values) in values.iter().enumerate() {
+                    for (pair, words) in chunk_of(values, chunk).iter().enumerate() {
+                        let [low, high] = widened(words.as_ptr().add(half * LANES));
+                        for r in 0..R {
+                            let weight = vld1_f32(weights[r].as_ptr().add(at + block * BLOCK + 2 * pair));
+                            for i in 0..2 {
+                                sums[r][i] = vfmaq_lane_f32::<0>(sums[r][i], low[i], weight);
+                                sums[r][i] = vfmaq_lane_f32::<1>(sums[r][i], high[i], weight);
+                            }
                         }
                     }
                 }

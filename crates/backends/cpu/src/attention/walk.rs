@@ -3,8 +3,11 @@
 /// Distance of the prefetched keys from the keys that are read, in blocks.
 pub(super) const AHEAD: usize = 2;
 
+/// Number of rows up to which memory limits the speed, as in decoding.
+pub(super) const FEW_ROWS: usize = 4;
+
 /// The loop over a block's keys, which is the same for f32 and bf16 and for every width of registers: `$score` processes a
-/// block of keys, `$weigh` and `$narrow` a row's weights, `$gather` a block of values. It is a macro because the compiler
+/// block of keys, or two, `$weigh` and `$narrow` a row's weights, `$gather` values of a tile of keys, from a key on. It is a macro because the compiler
 /// does not always inline closures that hold registers.
 macro_rules! walk {
     ($isa:expr, $block:ident, $rows:ident, $score:expr, $weigh:path, $narrow:expr, $gather:expr) => {{
@@ -19,11 +22,21 @@ macro_rules! walk {
         for tile in first / KEYS..=last / KEYS {
             let blocks = tile * (KEYS / BLOCK)..((tile + 1) * (KEYS / BLOCK)).min(last / BLOCK + 1);
             keys.enter($isa, blocks.clone());
-            for (index, block) in blocks.clone().enumerate() {
+            // With few rows, keys and values come from memory, which is read in sequence.
+            let few = $rows <= $crate::attention::walk::FEW_ROWS;
+            let (mut tile_keys, mut values): ([&[u32]; KEYS / BLOCK], [&[u32]; KEYS / BLOCK]) = Default::default();
+            for ((tile_keys, values), block) in tile_keys.iter_mut().zip(&mut values).zip(blocks.clone()) {
+                (*tile_keys, *values) = keys.block(block);
+            }
+            let at_once = if few { 1 } else { 2 };
+            for (index, some) in tile_keys[..blocks.len()].chunks(at_once).enumerate() {
+                let next = blocks.start + index * at_once + $crate::attention::walk::AHEAD;
                 // Values are needed after all keys of the tile.
-                let next = (block + $crate::attention::walk::AHEAD).min(last / BLOCK);
-                let ahead = (keys.block(next).0, keys.block(block).1);
-                $score(keys.block(block).0, ahead, &mut *weights, index * BLOCK);
+                let ahead = match tile_keys.get(next - blocks.start) {
+                    Some(keys) => (*keys, values[index * at_once]),
+                    None => (keys.block(next.min(last / BLOCK)).0, values[index * at_once]),
+                };
+                $score(some, ahead, &mut *weights, index * at_once * BLOCK);
             }
             let len = blocks.len() * BLOCK;
             let mut fades = [0.0; $rows];
@@ -42,10 +55,12 @@ macro_rules! walk {
                 }
                 $narrow(&*scores, &mut narrow_weights[r]);
             }
-            for (index, block) in blocks.enumerate() {
-                let values = whole(&keys, block, partial);
-                let fades = if index == 0 { fades } else { [1.0; $rows] };
-                $gather(values, &*weights, &*narrow_weights, index * BLOCK, &fades, count, &mut *out);
+            // Only the last block of a sequence may not be full.
+            values[blocks.len() - 1] = whole(&keys, blocks.end - 1, partial);
+            let at_once = if few { 1 } else { KEYS / BLOCK };
+            for (index, values) in values[..blocks.len()].chunks(at_once).enumerate() {
+                let (at, fades) = (index * at_once * BLOCK, if index == 0 { fades } else { [1.0; $rows] });
+                $gather(values, &*weights, &*narrow_weights, at, &fades, count, &mut *out);
             }
         }
         let width = out.len() / count;

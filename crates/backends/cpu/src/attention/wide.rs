@@ -1,17 +1,13 @@
-//! The kernels with AVX-512, for several rows at once. In f32 they compute the same sums as [`super::plain`] and widen
-//! a key or value once for all rows. In bf16 they round queries and weights like keys and values and multiply pairs
-//! directly.
+//! The kernels with AVX-512 in f32, for several rows at once. They compute the same sums as [`super::plain`] and widen
+//! a key or value once for all rows.
 
 use std::arch::x86_64::*;
 
 use super::plain::{FLOOR, Running, visible, whole};
 use super::walk::{by_rows, queries, walk};
-use super::{Block, KEYS, ROWS};
+use super::{Block, KEYS, ROWS, chunk_of};
 use crate::Isa;
 use crate::kv::{BLOCK, CHUNK};
-
-/// Number of rows up to which memory limits the speed, as in decoding, so that keys and values are prefetched.
-const FEW_ROWS: usize = 4;
 
 /// Does what [`super::turn`] says.
 ///
@@ -80,27 +76,6 @@ pub(super) unsafe fn attend(block: Block<'_>) {
     unsafe { by_rows!(rows, block) }
 }
 
-/// Computes attention of up to [`ROWS`] rows in bf16.
-///
-/// # Safety
-/// AVX-512 F, BW, DQ and BF16 must be available.
-#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-pub(super) unsafe fn attend_bf16(block: Block<'_>) {
-    // SAFETY: the caller guarantees this.
-    unsafe {
-        match block.sees.len() {
-            1 => rows_bf16::<1>(block),
-            2 => rows_bf16::<2>(block),
-            3 => rows_bf16::<3>(block),
-            4 => rows_bf16::<4>(block),
-            5 | 6 => rows_bf16::<6>(block),
-            7 | 8 => rows_bf16::<8>(block),
-            9..=12 => rows_bf16::<12>(block),
-            _ => rows_bf16::<ROWS>(block),
-        }
-    }
-}
-
 /// Computes `R` rows in f32. Rows that do not exist repeat the first.
 #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq")]
 unsafe fn rows<const R: usize>(block: Block<'_>) {
@@ -112,130 +87,17 @@ unsafe fn rows<const R: usize>(block: Block<'_>) {
             Isa::Avx512,
             block,
             R,
-            |keys, _, weights, at| score(&q, keys, weights, at),
+            |keys: &[&[u32]], _, weights: &mut [[f32; KEYS]; ROWS], at| {
+                for (block, keys) in keys.iter().enumerate() {
+                    score(&q, keys, weights, at + block * BLOCK);
+                }
+            },
             weigh,
             |_: &[f32], _: &mut [u16; KEYS]| {},
-            |values, weights, _: &[[u16; KEYS]; ROWS], at, fades: &[f32; R], count, out| gather(
+            |values: &[&[u32]], weights, _: &[[u16; KEYS]; ROWS], at, fades: &[f32; R], count, out| gather(
                 values, weights, at, fades, count, out
             )
         );
-    }
-}
-
-/// Computes `R` rows in bf16. Rows that do not exist repeat the first.
-#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn rows_bf16<const R: usize>(block: Block<'_>) {
-    // There is room for more rows in bf16 than there are.
-    let q = queries::<_, R>(&block.narrow_q[..block.q.len()], block.sees.len());
-    // SAFETY: as above.
-    unsafe {
-        walk!(
-            Isa::Avx512,
-            block,
-            R,
-            |keys, ahead, weights, at| score_bf16(&q, keys, ahead, weights, at),
-            weigh,
-            |scores: &[f32], narrow: &mut [u16; KEYS]| narrow_weights(scores, narrow),
-            |values, _: &[[f32; KEYS]; ROWS], narrow, at, fades: &[f32; R], count, out| gather_bf16(
-                values, narrow, at, fades, count, out
-            )
-        );
-    }
-}
-
-/// Writes the rows' scores with the sixteen keys of a block to `weights[..][at..]`, one pair of dimensions after the
-/// other.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn score_bf16<const R: usize>(
-    q: &[&[u16]; R],
-    keys: &[u32],
-    (later_keys, values): (&[u32], &[u32]),
-    weights: &mut [[f32; KEYS]; ROWS],
-    at: usize,
-) {
-    let mut sums = [_mm512_setzero_ps(); R];
-    for (pair, words) in keys.as_chunks::<BLOCK>().0.iter().enumerate() {
-        if R <= FEW_ROWS {
-            let line = pair * BLOCK;
-            _mm_prefetch::<_MM_HINT_T0>(later_keys.as_ptr().wrapping_add(line).cast());
-            _mm_prefetch::<_MM_HINT_T0>(values.as_ptr().wrapping_add(line).cast());
-        }
-        // SAFETY: a chunk is one register of words; rows are as long as all pairs.
-        unsafe {
-            let words = pairs(_mm512_loadu_si512(words.as_ptr().cast()));
-            for r in 0..R {
-                let q = q[r].as_ptr().cast::<i32>().add(pair).read_unaligned();
-                sums[r] = _mm512_dpbf16_ps(sums[r], words, pairs(_mm512_set1_epi32(q)));
-            }
-        }
-    }
-    for r in 0..R {
-        let scores = &mut weights[r][at..][..BLOCK];
-        // SAFETY: the slice has sixteen elements.
-        unsafe { _mm512_storeu_ps(scores.as_mut_ptr(), sums[r]) };
-    }
-}
-
-/// Scales the rows' accumulated output by its factor and adds a block's values, one pair of slots after the other.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn gather_bf16<const R: usize>(
-    values: &[u32],
-    weights: &[[u16; KEYS]; ROWS],
-    at: usize,
-    fades: &[f32; R],
-    count: usize,
-    out: &mut [f32],
-) {
-    let width = out.len() / count;
-    for (chunk, words) in values.as_chunks::<CHUNK>().0.as_chunks::<{ BLOCK / 2 }>().0.iter().enumerate() {
-        let mut sums = [_mm512_setzero_ps(); R];
-        for r in 0..R {
-            if r < count {
-                let at = &out[r * width + chunk * CHUNK..][..CHUNK];
-                // SAFETY: the slice has sixteen elements.
-                sums[r] = _mm512_mul_ps(unsafe { _mm512_loadu_ps(at.as_ptr()) }, _mm512_set1_ps(fades[r]));
-            }
-        }
-        for (pair, words) in words.iter().enumerate() {
-            // SAFETY: a chunk is one register of words; a row has a tile's weights.
-            unsafe {
-                let words = pairs(_mm512_loadu_si512(words.as_ptr().cast()));
-                for r in 0..R {
-                    let weight = weights[r].as_ptr().add(at).cast::<i32>().add(pair).read_unaligned();
-                    sums[r] = _mm512_dpbf16_ps(sums[r], words, pairs(_mm512_set1_epi32(weight)));
-                }
-            }
-        }
-        for r in 0..R {
-            if r < count {
-                let at = &mut out[r * width + chunk * CHUNK..][..CHUNK];
-                // SAFETY: the slice has sixteen elements.
-                unsafe { _mm512_storeu_ps(at.as_mut_ptr(), sums[r]) };
-            }
-        }
-    }
-}
-
-/// Converts words to pairs of bf16.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bf16")]
-fn pairs(words: __m512i) -> __m512bh {
-    // SAFETY: both types are 64 bytes for which every bit pattern is valid.
-    unsafe { std::mem::transmute::<__m512i, __m512bh>(words) }
-}
-
-/// Rounds a row's weights to bf16.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bf16")]
-pub(super) unsafe fn narrow_weights(weights: &[f32], out: &mut [u16; KEYS]) {
-    for (weights, out) in weights.as_chunks::<BLOCK>().0.iter().zip(out.as_chunks_mut::<BLOCK>().0) {
-        // SAFETY: there are sixteen elements, and as many halves.
-        unsafe {
-            let narrow = _mm512_cvtneps_pbh(_mm512_loadu_ps(weights.as_ptr()));
-            *out = std::mem::transmute::<__m256bh, [u16; BLOCK]>(narrow);
-        }
     }
 }
 
@@ -279,7 +141,15 @@ unsafe fn score<const R: usize>(q: &[&[f32]; R], keys: &[u32], weights: &mut [[f
 /// Converts a tile's scores to weights. Returns the factor for the values accumulated before.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
-pub(super) unsafe fn weigh(scores: &mut [f32], running: &mut Running) -> f32 {
+unsafe fn weigh(scores: &mut [f32], running: &mut Running) -> f32 {
+    // SAFETY: the caller guarantees this.
+    unsafe { weigh_with(scores, running, |x| exp(x)) }
+}
+
+/// Does the same with another function for `e^x`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+pub(super) unsafe fn weigh_with(scores: &mut [f32], running: &mut Running, exp: impl Fn(__m512) -> __m512) -> f32 {
     let chunks = scores.as_chunks_mut::<BLOCK>().0;
     let mut largest = _mm512_set1_ps(running.largest);
     for scores in chunks.iter() {
@@ -320,11 +190,11 @@ fn exp(x: __m512) -> __m512 {
     _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, least), value)
 }
 
-/// Scales the rows' accumulated output by its factor and adds a block's values.
+/// Scales the rows' accumulated output by its factor and adds the values of blocks.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn gather<const R: usize>(
-    values: &[u32],
+    values: &[&[u32]],
     weights: &[[f32; KEYS]; ROWS],
     at: usize,
     fades: &[f32; R],
@@ -332,21 +202,26 @@ unsafe fn gather<const R: usize>(
     out: &mut [f32],
 ) {
     let width = out.len() / count;
-    let weights: [&[f32; BLOCK]; R] = std::array::from_fn(|r| weights[r][at..].first_chunk().expect("a block"));
-    for (chunk, pairs) in values.as_chunks::<CHUNK>().0.as_chunks::<{ BLOCK / 2 }>().0.iter().enumerate() {
+    assert!(at + values.len() * BLOCK <= KEYS);
+    for chunk in 0..width / CHUNK {
         let mut sums = [_mm512_setzero_ps(); R];
         for r in 0..R.min(count) {
             let at = &out[r * width + chunk * CHUNK..][..CHUNK];
             // SAFETY: the slice has sixteen elements.
             sums[r] = _mm512_mul_ps(unsafe { _mm512_loadu_ps(at.as_ptr()) }, _mm512_set1_ps(fades[r]));
         }
-        for (pair, words) in pairs.iter().enumerate() {
-            // SAFETY: a chunk is one register of words.
-            let words = unsafe { _mm512_loadu_si512(words.as_ptr().cast()) };
-            let (low, high) = (low(words), high(words));
-            for r in 0..R {
-                sums[r] = _mm512_fmadd_ps(_mm512_set1_ps(weights[r][2 * pair]), low, sums[r]);
-                sums[r] = _mm512_fmadd_ps(_mm512_set1_ps(weights[r][2 * pair + 1]), high, sums[r]);
+        for (block, values) in values.iter().enumerate() {
+            for (pair, words) in chunk_of(values, chunk).iter().enumerate() {
+                // SAFETY: a pair of slots of a chunk is one register of words; a row has a tile's weights.
+                unsafe {
+                    let words = _mm512_loadu_si512(words.as_ptr().cast());
+                    let (low, high) = (low(words), high(words));
+                    for r in 0..R {
+                        let weights = weights[r].as_ptr().add(at + block * BLOCK + 2 * pair);
+                        sums[r] = _mm512_fmadd_ps(_mm512_set1_ps(*weights), low, sums[r]);
+                        sums[r] = _mm512_fmadd_ps(_mm512_set1_ps(*weights.add(1)), high, sums[r]);
+                    }
+                }
             }
         }
         for r in 0..R.min(count) {

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use super::plain::{Running, visible, weigh, whole};
 use super::walk::{by_rows, queries, walk};
-use super::{Block, KEYS, ROWS};
+use super::{Block, KEYS, ROWS, chunk_of};
 use crate::Isa;
 use crate::kv::{BLOCK, CHUNK};
 
@@ -33,25 +33,32 @@ unsafe fn rows<const R: usize>(block: Block<'_>) {
             Isa::Avx2,
             block,
             R,
-            |keys, _, weights: &mut [[f32; KEYS]; ROWS], at| {
-                // The sums of four rows fill the registers.
-                match R {
-                    6 => {
-                        score::<3>(&q[..3], keys, &mut weights[..3], at);
-                        score::<3>(&q[3..], keys, &mut weights[3..], at);
+            |keys: &[&[u32]], _, weights: &mut [[f32; KEYS]; ROWS], at| {
+                for (block, keys) in keys.iter().enumerate() {
+                    let at = at + block * BLOCK;
+                    // The sums of four rows fill the registers.
+                    match R {
+                        6 => {
+                            score::<3>(&q[..3], keys, &mut weights[..3], at);
+                            score::<3>(&q[3..], keys, &mut weights[3..], at);
+                        }
+                        8 => {
+                            score::<4>(&q[..4], keys, &mut weights[..4], at);
+                            score::<4>(&q[4..], keys, &mut weights[4..], at);
+                        }
+                        _ => score::<R>(&q, keys, &mut weights[..], at),
                     }
-                    8 => {
-                        score::<4>(&q[..4], keys, &mut weights[..4], at);
-                        score::<4>(&q[4..], keys, &mut weights[4..], at);
-                    }
-                    _ => score::<R>(&q, keys, &mut weights[..], at),
                 }
             },
             weigh::<true>,
             |_: &[f32], _: &mut [u16; KEYS]| {},
-            |values, weights: &[[f32; KEYS]; ROWS], _: &[[u16; KEYS]; ROWS], at, fades: &[f32; R], count, out| {
-                gather(values, weights, at, fades, count, out)
-            }
+            |values: &[&[u32]],
+             weights: &[[f32; KEYS]; ROWS],
+             _: &[[u16; KEYS]; ROWS],
+             at,
+             fades: &[f32; R],
+             count,
+             out| { gather(values, weights, at, fades, count, out) }
         );
     }
 }
@@ -94,11 +101,11 @@ unsafe fn score<const R: usize>(q: &[&[f32]], keys: &[u32], weights: &mut [[f32;
     }
 }
 
-/// Scales the rows' accumulated output by its factor and adds a block's values, one pair of slots after the other.
+/// Scales the rows' accumulated output by its factor and adds the values of blocks, one pair of slots after the other.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn gather<const R: usize>(
-    values: &[u32],
+    values: &[&[u32]],
     weights: &[[f32; KEYS]; ROWS],
     at: usize,
     fades: &[f32; R],
@@ -106,8 +113,8 @@ unsafe fn gather<const R: usize>(
     out: &mut [f32],
 ) {
     let width = out.len() / count;
-    assert!(R <= ROWS && at + BLOCK <= KEYS && values.len() >= width * BLOCK / 2);
-    for (chunk, words) in values.as_chunks::<CHUNK>().0.as_chunks::<{ BLOCK / 2 }>().0.iter().enumerate() {
+    assert!(R <= ROWS && at + values.len() * BLOCK <= KEYS);
+    for chunk in 0..width / CHUNK {
         for half in 0..CHUNK / LANES {
             let at_out = chunk * CHUNK + half * LANES;
             let mut sums = [_mm256_setzero_ps(); R];
@@ -119,12 +126,14 @@ unsafe fn gather<const R: usize>(
                         sums[r] = _mm256_mul_ps(sum, _mm256_set1_ps(fades[r]));
                     }
                 }
-                for (pair, words) in words.iter().enumerate() {
-                    let [low, high] = widened(words.as_ptr().add(half * LANES));
-                    for r in 0..R {
-                        let weight = weights[r].as_ptr().add(at + 2 * pair);
-                        sums[r] = _mm256_fmadd_ps(_mm256_broadcast_ss(&*weight), low, sums[r]);
-                        sums[r] = _mm256_fmadd_ps(_mm256_broadcast_ss(&*weight.add(1)), high, sums[r]);
+                for (block, values) in values.iter().enumerate() {
+                    for (pair, words) in chunk_of(values, chunk).iter().enumerate() {
+                        let [low, high] = widened(words.as_ptr().add(half * LANES));
+                        for r in 0..R {
+                            let weight = weights[r].as_ptr().add(at + block * BLOCK + 2 * pair);
+                            sums[r] = _mm256_fmadd_ps(_mm256_broadcast_ss(&*weight), low, sums[r]);
+                            sums[r] = _mm256_fmadd_ps(_mm256_broadcast_ss(&*weight.add(1)), high, sums[r]);
+                        }
                     }
                 }
                 for (r, sum) in sums.into_iter().enumerate().take(count) {

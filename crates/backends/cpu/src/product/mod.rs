@@ -7,7 +7,7 @@
 #[cfg(target_arch = "x86_64")]
 mod amx;
 #[cfg(target_arch = "x86_64")]
-mod bf16;
+pub(crate) mod bf16;
 #[cfg(target_arch = "x86_64")]
 mod levels;
 #[cfg(target_arch = "aarch64")]

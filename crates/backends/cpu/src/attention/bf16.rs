@@ -1,0 +1,278 @@
+//! The kernel with AVX-512 in bf16, for several rows at once: it rounds queries and weights like keys and values and multiplies
+//! pairs directly.
+
+use std::arch::x86_64::*;
+
+use super::plain::{Running, visible, whole};
+use super::walk::{FEW_ROWS, queries, walk};
+use super::wide::weigh_with;
+use super::{Block, KEYS, ROWS};
+use crate::Isa;
+use crate::kv::{BLOCK, CHUNK};
+use crate::product::bf16::pairs;
+
+/// Calls a kernel for each part of the rows: the sums of eight with two blocks of keys, or with two chunks of values, fill half of the
+/// registers.
+macro_rules! in_parts {
+    ($rows:expr, $part:literal, |$from:ident| $call:expr) => {
+        for $from in (0..$rows).step_by($part) {
+            $call;
+        }
+    };
+}
+
+/// Computes attention of up to [`ROWS`] rows in bf16.
+///
+/// # Safety
+/// AVX-512 F, BW, DQ and BF16 must be available.
+#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+pub(super) unsafe fn attend(block: Block<'_>) {
+    // SAFETY: the caller guarantees this.
+    unsafe {
+        match block.sees.len() {
+            1 => rows::<1>(block),
+            2 => rows::<2>(block),
+            3 => rows::<3>(block),
+            4 => rows::<4>(block),
+            5 | 6 => rows::<6>(block),
+            7 | 8 => rows::<8>(block),
+            9..=12 => rows::<12>(block),
+            _ => rows::<ROWS>(block),
+        }
+    }
+}
+
+/// Computes `R` rows in bf16. Rows that do not exist repeat the first.
+#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+unsafe fn rows<const R: usize>(block: Block<'_>) {
+    // There is room for more rows in bf16 than there are.
+    let q = queries::<_, R>(&block.narrow_q[..block.q.len()], block.sees.len());
+    let by_pair = &mut block.by_pair.as_chunks_mut::<R>().0[..q[0].len() / 2];
+    for (pair, words) in by_pair.iter_mut().enumerate() {
+        for (word, q) in words.iter_mut().zip(q) {
+            *word = u32::from(q[2 * pair]) | u32::from(q[2 * pair + 1]) << 16;
+        }
+    }
+    let q = &*by_pair;
+    // SAFETY: the caller guarantees this; weights have room for a tile, and the output has as many chunks as a value.
+    unsafe {
+        walk!(
+            Isa::Avx512,
+            block,
+            R,
+            |keys: &[&[u32]], ahead, weights, at| score(q, keys, ahead, weights, at),
+            weigh,
+            |scores: &[f32], narrow: &mut [u16; KEYS]| narrow_weights(scores, narrow),
+            |values: &[&[u32]], _: &[[f32; KEYS]; ROWS], narrow, at, fades: &[f32; R], count, out| gather(
+                values, narrow, at, fades, count, out
+            )
+        );
+    }
+}
+
+/// Writes the rows' scores with the sixteen keys of one or two blocks to `weights[..][at..]`, one pair of dimensions after the
+/// other. `q` are the queries by pair.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn score<const R: usize>(
+    q: &[[u32; R]],
+    keys: &[&[u32]],
+    ahead: (&[u32], &[u32]),
+    weights: &mut [[f32; KEYS]; ROWS],
+    at: usize,
+) {
+    let weights = &mut weights[..R];
+    // SAFETY: the caller guarantees this.
+    unsafe {
+        match *keys {
+            [keys] => score_some::<R, R, 1>(q, 0, [keys], ahead, weights, at),
+            [first, second] => {
+                let keys = [first, second];
+                match R {
+                    ROWS => {
+                        in_parts!(R, 8, |from| score_some::<R, 8, 2>(q, from, keys, ahead, &mut weights[from..], at))
+                    }
+                    12 => in_parts!(R, 6, |from| score_some::<R, 6, 2>(q, from, keys, ahead, &mut weights[from..], at)),
+                    _ => score_some::<R, R, 2>(q, 0, keys, ahead, weights, at),
+                }
+            }
+            _ => unreachable!("keys of one or two blocks"),
+        }
+    }
+}
+
+/// Does the same for `N` of the rows, from a row on, and for `B` blocks. With two blocks, a pair of a query is read once for both.
+#[expect(clippy::needless_range_loop, reason = "by index, what is in arrays ends in registers")]
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn score_some<const R: usize, const N: usize, const B: usize>(
+    q: &[[u32; R]],
+    from: usize,
+    keys: [&[u32]; B],
+    (later_keys, values): (&[u32], &[u32]),
+    weights: &mut [[f32; KEYS]],
+    at: usize,
+) {
+    let keys = keys.map(|keys| keys.as_chunks::<BLOCK>().0);
+    assert!(from + N <= R && weights.len() >= N && at + B * BLOCK <= KEYS);
+    assert!(keys.iter().all(|keys| keys.len() >= q.len()));
+    let mut sums = [[_mm512_setzero_ps(); N]; B];
+    for (pair, q) in q.iter().enumerate() {
+        if R <= FEW_ROWS {
+            let line = pair * BLOCK;
+            _mm_prefetch::<_MM_HINT_T0>(later_keys.as_ptr().wrapping_add(line).cast());
+            _mm_prefetch::<_MM_HINT_T0>(values.as_ptr().wrapping_add(line).cast());
+        }
+        // SAFETY: every block has a register of words for this pair, and there are so many rows, as asserted.
+        unsafe {
+            let mut words = [_mm512_setzero_si512(); B];
+            for b in 0..B {
+                words[b] = _mm512_loadu_si512(keys[b].as_ptr().add(pair).cast());
+            }
+            for r in 0..N {
+                let q = pairs(_mm512_set1_epi32(q.get_unchecked(from + r).cast_signed()));
+                for b in 0..B {
+                    sums[b][r] = _mm512_dpbf16_ps(sums[b][r], pairs(words[b]), q);
+                }
+            }
+        }
+    }
+    for b in 0..B {
+        for r in 0..N {
+            // SAFETY: a row of weights has room for these blocks, as asserted.
+            unsafe { _mm512_storeu_ps(weights[r].as_mut_ptr().add(at + b * BLOCK), sums[b][r]) };
+        }
+    }
+}
+
+/// Converts a tile's scores to weights that are rounded to bf16 later. Returns the factor for the values accumulated before.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+pub(super) unsafe fn weigh(scores: &mut [f32], running: &mut Running) -> f32 {
+    // SAFETY: the caller guarantees this.
+    unsafe { weigh_with(scores, running, |x| exp(x)) }
+}
+
+/// Computes `e^x` for x ≤ 0, with a relative error of 2^−18 and that of the product with log2 e; NaN stays NaN.
+///
+/// Of `x · log2 e`, the fraction in [0, 1) is the argument of a polynomial, which is exact at 0 and has the least error there is for its
+/// degree, and the integer below scales its value: `scalef` rounds its exponent down.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+fn exp(x: __m512) -> __m512 {
+    const DOWN: i32 = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
+    let power = _mm512_mul_ps(x, _mm512_set1_ps(std::f32::consts::LOG2_E));
+    let fraction = _mm512_reduce_ps::<DOWN>(power);
+    let mut sum = _mm512_set1_ps(0.013_426_684);
+    for term in [0.052_242_473, 0.241_280_2, 0.693_044_84, 1.0] {
+        sum = _mm512_fmadd_ps(sum, fraction, _mm512_set1_ps(term));
+    }
+    _mm512_scalef_ps(sum, power)
+}
+
+/// Rounds a row's weights to bf16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+pub(super) unsafe fn narrow_weights(weights: &[f32], out: &mut [u16; KEYS]) {
+    for (weights, out) in weights.as_chunks::<BLOCK>().0.iter().zip(out.as_chunks_mut::<BLOCK>().0) {
+        // SAFETY: there are sixteen elements, and as many halves.
+        unsafe {
+            let narrow = _mm512_cvtneps_pbh(_mm512_loadu_ps(weights.as_ptr()));
+            *out = std::mem::transmute::<__m256bh, [u16; BLOCK]>(narrow);
+        }
+    }
+}
+
+/// Scales the rows' accumulated output by its factor and adds the values of blocks, one pair of slots after the other.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn gather<const R: usize>(
+    values: &[&[u32]],
+    weights: &[[u16; KEYS]; ROWS],
+    at: usize,
+    fades: &[f32; R],
+    count: usize,
+    out: &mut [f32],
+) {
+    let chunks = out.len() / count / CHUNK;
+    // SAFETY: the caller guarantees this.
+    unsafe {
+        for chunk in (0..chunks).step_by(2) {
+            let blocks = Values { blocks: values, at, chunk };
+            if R <= FEW_ROWS || chunk + 1 == chunks {
+                for chunk in chunk..(chunk + 2).min(chunks) {
+                    gather_some::<R, R, 1>(Values { chunk, ..blocks }, weights, fades, (0, count), out);
+                }
+                continue;
+            }
+            match R {
+                ROWS => in_parts!(R, 8, |from| gather_some::<R, 8, 2>(blocks, weights, fades, (from, count), out)),
+                12 => in_parts!(R, 6, |from| gather_some::<R, 6, 2>(blocks, weights, fades, (from, count), out)),
+                _ => gather_some::<R, R, 2>(blocks, weights, fades, (0, count), out),
+            }
+        }
+    }
+}
+
+/// Values of blocks.
+#[derive(Clone, Copy)]
+struct Values<'a> {
+    blocks: &'a [&'a [u32]],
+    /// The first block's place in a row of weights.
+    at: usize,
+    /// The first chunk.
+    chunk: usize,
+}
+
+/// Does the same for `C` chunks and for `N` of `count` rows, from a row on. With two chunks, a pair of weights is read once for both.
+#[expect(clippy::needless_range_loop, reason = "by index, what is in arrays ends in registers")]
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn gather_some<const R: usize, const N: usize, const C: usize>(
+    values: Values<'_>,
+    weights: &[[u16; KEYS]; ROWS],
+    fades: &[f32; R],
+    (from, count): (usize, usize),
+    out: &mut [f32],
+) {
+    let (width, at) = (out.len() / count, values.chunk * CHUNK);
+    assert!(from + N <= R && R <= ROWS && values.at + values.blocks.len() * BLOCK <= KEYS && at + C * CHUNK <= width);
+    let weights = weights[from..].as_ptr().cast::<u16>().wrapping_add(values.at).cast::<i32>();
+    let mut sums = [[_mm512_setzero_ps(); N]; C];
+    // SAFETY: the rows below `count` have these chunks of the output, rows of weights have these blocks, and a pair of slots of
+    // a chunk is one register of words.
+    unsafe {
+        for r in 0..N {
+            if from + r < count {
+                for c in 0..C {
+                    let out = out.as_ptr().add((from + r) * width + at + c * CHUNK);
+                    sums[c][r] = _mm512_mul_ps(_mm512_loadu_ps(out), _mm512_set1_ps(fades[from + r]));
+                }
+            }
+        }
+        for (block, values_of) in values.blocks.iter().enumerate() {
+            assert!(values_of.len() >= (values.chunk + C) * CHUNK * BLOCK / 2);
+            let values = values_of.as_ptr().add(values.chunk * CHUNK * BLOCK / 2);
+            for pair in 0..BLOCK / 2 {
+                let mut words = [_mm512_setzero_si512(); C];
+                for c in 0..C {
+                    words[c] = _mm512_loadu_si512(values.add((c * BLOCK / 2 + pair) * CHUNK).cast());
+                }
+                for r in 0..N {
+                    let weight = weights.add(r * KEYS / 2 + block * BLOCK / 2 + pair).read_unaligned();
+                    let weight = pairs(_mm512_set1_epi32(weight));
+                    for c in 0..C {
+                        sums[c][r] = _mm512_dpbf16_ps(sums[c][r], pairs(words[c]), weight);
+                    }
+                }
+            }
+        }
+        for r in 0..N {
+            if from + r < count {
+                for c in 0..C {
+                    _mm512_storeu_ps(out.as_mut_ptr().add((from + r) * width + at + c * CHUNK), sums[c][r]);
+                }
+            }
+        }
+    }
+}
