@@ -307,11 +307,17 @@ impl Rows {
     /// The conditions of the type apply: no other thread may use these elements, in any representation, during the
     /// call.
     pub(crate) unsafe fn prepare(&self, isa: Isa, span: Span) {
-        if !self.forms.any() {
-            return;
+        if self.forms.any() {
+            // SAFETY: the caller guarantees this.
+            unsafe { self.prepare_from(isa, self.read(span), span) };
         }
-        // SAFETY: the caller guarantees this.
-        let x = unsafe { self.read(span) };
+    }
+
+    /// Converts elements that need not have been written as f32, `x`.
+    ///
+    /// # Safety
+    /// The conditions of [`Rows::prepare`] apply.
+    pub(crate) unsafe fn prepare_from(&self, isa: Isa, x: &[f32], span: Span) {
         if self.forms.quant {
             debug_assert!(span.from.is_multiple_of(GROUP) && span.len.is_multiple_of(GROUP));
             let at = span.row * (self.cols / GROUP) + span.from / GROUP;

@@ -17,9 +17,9 @@ use crate::loaded::Copies;
 use crate::lora::{Adapter, LoraScratch};
 use crate::media::{MediaCache, MediaRows};
 use crate::memory::{Lines, Shared};
-use crate::plan::{Attended, Norm, Plan, Product, Stage, prepares_by_head};
+use crate::plan::{Attended, Gated, Norm, Plan, Product, Stage, prepares_by_head};
 use crate::pool::{Pool, Worker};
-use crate::product::{self, Epilogue};
+use crate::product::{self, Epilogue, gated};
 use crate::rows;
 use crate::weights::Matrix;
 
@@ -164,7 +164,7 @@ impl Forward<'_> {
         let scratch = self.set_up(memory);
         pool.run(&|worker| {
             for stage in &self.plan.stages {
-                if matches!(stage, Stage::Expand(_)) && scratch.lora.is_idle() {
+                if self.is_skipped(stage, scratch) {
                     continue;
                 }
                 // SAFETY: activations, caches and tables are borrowed until the region ends. The threads of a stage
@@ -180,11 +180,28 @@ impl Forward<'_> {
         let scratch = self.set_up(memory);
         let time = |stage| {
             let begun = Instant::now();
+            if self.is_skipped(stage, scratch) {
+                return Duration::ZERO;
+            }
             // SAFETY: as in `run`.
             pool.run(&|worker| unsafe { self.stage(stage, worker, scratch) });
             begun.elapsed()
         };
         self.plan.stages.iter().map(time).collect()
+    }
+
+    /// Returns whether a stage has no work in this step.
+    fn is_skipped(&self, stage: &Stage, scratch: &Scratch) -> bool {
+        match stage {
+            Stage::Expand(_) => scratch.lora.is_idle(),
+            Stage::Glu { op, gates } => *gates && self.gates(op, scratch),
+            _ => false,
+        }
+    }
+
+    /// Returns whether the product before a gated activation computes it in this step, if it can.
+    fn gates(&self, op: &Glu, scratch: &Scratch) -> bool {
+        scratch.lora.is_idle() && gated::pays(self.count(op.out))
     }
 
     fn set_up<'m>(&self, memory: Memory<'m>) -> &'m Scratch {
@@ -225,7 +242,7 @@ impl Forward<'_> {
                 Stage::Product(op) => self.product(op, worker, scratch),
                 Stage::QkvPost(op) => self.qkv_post(op, worker, scratch),
                 Stage::Attention { op, tile } => self.attention(op, &scratch.tiles[*tile], worker, scratch),
-                Stage::Glu(op) => self.glu(op, worker, scratch),
+                Stage::Glu { op, .. } => self.glu(op, worker, scratch),
                 Stage::GateRows(op) => self.gate_rows(op, worker, scratch),
                 Stage::Experts(stage) => self.experts(stage, worker, scratch),
                 Stage::Latent(stage) => self.latent(stage, worker, scratch),
@@ -377,6 +394,11 @@ impl Forward<'_> {
         let (input, out) = (scratch.rows[op.input.0], scratch.rows[op.out.0]);
         let largest = op.is_head.then(|| scratch.largest.expect("room was made for the head's"));
         let product = product::Product { rows, epilogue, largest, ..product::Product::new(matrix, input, out) };
+        if let Some(Gated { op, plain }) = op.gated.as_ref().filter(|gated| self.gates(&gated.op, scratch)) {
+            let gated = gated::Gated { product, kind: op.kind, out: scratch.rows[op.out.0], plain: *plain };
+            // SAFETY: the caller guarantees this; each piece is taken by one thread.
+            return worker.share(gated.pieces(), |piece| unsafe { gated.run(self.isa, piece) });
+        }
         // SAFETY: the caller guarantees this.
         let (pieces, shrink) = (product.pieces(), unsafe { self.shrink_pieces(op.shrink, scratch) });
         worker.share(pieces + shrink, |piece| {

@@ -77,7 +77,7 @@ impl Forward<'_> {
         let chunks = matrices.first().map_or(0, |matrix| product::chunks(matrix, tokens));
         worker.share(matrices.len() * chunks, |piece| {
             let head = piece / chunks;
-            let origin = Origin { row: head * tokens, column: head * width };
+            let origin = Origin { row: head * tokens, from: 0, column: head * width };
             let product = Product { rows: tokens, origin, ..Product::new(&matrices[head], input, out) };
             // SAFETY: the caller guarantees this; the chunk of these rows is taken by one thread.
             unsafe { product.run_rows(self.isa, piece % chunks, origin.row..origin.row + tokens) };

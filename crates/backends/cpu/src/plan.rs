@@ -14,6 +14,7 @@ use crate::experts::{self, ExpertProduct};
 use crate::latent;
 use crate::loaded::Loaded;
 use crate::lora::{Expand, Place, Shrink};
+use crate::product::gated;
 use crate::rows::GROUP;
 use crate::weights::{PanelKind, WordOrder};
 use crate::{Isa, NAME};
@@ -36,7 +37,11 @@ pub(crate) enum Stage {
         /// Index of its number of tokens per task.
         tile: usize,
     },
-    Glu(Glu),
+    Glu {
+        op: Glu,
+        /// Whether the product before may compute it.
+        gates: bool,
+    },
     Act(Act),
     GateRows(GateRows),
     Experts(experts::Stage),
@@ -85,6 +90,14 @@ pub(crate) struct Product {
     pub(crate) out: BufferId,
     /// Products of adapters that run beside it.
     pub(crate) shrink: Option<Shrink>,
+    /// The gated activation that it may compute instead of storing its results, which nothing else reads.
+    pub(crate) gated: Option<Gated>,
+}
+
+pub(crate) struct Gated {
+    pub(crate) op: Glu,
+    /// Whether its output is read in f32.
+    pub(crate) plain: bool,
 }
 
 pub(crate) struct Projected {
@@ -175,7 +188,10 @@ impl Plan {
         let mut planner = Planner { program, weights, isa, coarse, step_layers, shared, plan };
         let ops = program.forward_ops();
         for (index, op) in ops.iter().enumerate() {
-            let stage = planner.stage(op)?;
+            let mut stage = planner.stage(op)?;
+            if let Stage::Glu { op, gates } = &mut stage {
+                *gates = planner.gate(op, &ops[index + 1..]);
+            }
             planner.plan.stages.push(stage);
             planner.prepare(op, &ops[index + 1..]);
             planner.plan.ops.resize(planner.plan.stages.len(), Some(index));
@@ -209,6 +225,7 @@ impl Planner<'_> {
                     add: op.add,
                     out: op.out,
                     shrink: None,
+                    gated: None,
                 })
             }
             Op::Logits(op) => Stage::Product(self.logits(op)),
@@ -243,7 +260,7 @@ impl Planner<'_> {
                     layer,
                 })
             }
-            Op::Glu(op) => Stage::Glu(op.clone()),
+            Op::Glu(op) => Stage::Glu { op: op.clone(), gates: false },
             Op::Act(op) => Stage::Act(op.clone()),
             Op::GateRows(op) => Stage::GateRows(op.clone()),
             Op::Route(op) => Stage::Experts(self.route(op)),
@@ -262,6 +279,37 @@ impl Planner<'_> {
             }
             Op::PoolRows(op) => Stage::Pool(op.clone()),
             Op::Sample { .. } => return Err(unsupported("sampling inside the forward pass")),
+        })
+    }
+
+    /// Lets the product before a gated activation compute it, if nothing else reads its results. Returns whether it may.
+    fn gate(&mut self, op: &Glu, later: &[Op]) -> bool {
+        let plain = self.is_read_plain(op.out, later);
+        let mut before = self.plan.stages.iter_mut().rev();
+        let mut stage = before.next();
+        if matches!(stage, Some(Stage::Expand(expand)) if expand.out == op.input) {
+            stage = before.next();
+        }
+        match stage {
+            Some(Stage::Product(product))
+                if product.out == op.input
+                    && product.add.is_none()
+                    && !readers(op.input, later).any(|_| true)
+                    && gated::halves(self.weights[product.weight.0].factor()) =>
+            {
+                product.gated = Some(Gated { op: op.clone(), plain });
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Returns whether anything reads a buffer in f32 before it is written again. Adapters do, but products compute no gated
+    /// activation beside them.
+    fn is_read_plain(&self, buffer: BufferId, later: &[Op]) -> bool {
+        readers(buffer, later).any(|op| match product_of(op) {
+            Some((_, weight)) => self.reads_plain(weight),
+            None => !matches!(op, Op::Lora(_)),
         })
     }
 
@@ -336,6 +384,7 @@ impl Planner<'_> {
             add: None,
             out: op.out,
             shrink: None,
+            gated: None,
         }
     }
 
@@ -365,6 +414,7 @@ impl Planner<'_> {
             add: None,
             out: logits,
             shrink,
+            gated: None,
         }));
         if let Some(Shrink { site, input, place }) = shrink {
             let parts = self.site_outputs(site);
@@ -469,23 +519,8 @@ impl Planner<'_> {
 
     /// Returns the representations of a buffer that products need before it is written again.
     fn read_as(&self, buffer: BufferId, later: &[Op]) -> Forms {
-        let mut forms = Forms::default();
-        for op in later {
-            let read = match op {
-                Op::Linear(op) => Some((op.input, op.weight)),
-                Op::Logits(op) => Some((op.input, op.weight)),
-                Op::Route(op) => Some((op.input, op.weight)),
-                Op::ExpertLinear(op) => Some((op.input, op.weight)),
-                _ => None,
-            };
-            if let Some((_, weight)) = read.filter(|(input, _)| *input == buffer) {
-                forms = forms.and(self.wanted(weight));
-            }
-            if op.outputs().contains(&buffer) {
-                break;
-            }
-        }
-        forms
+        let products = readers(buffer, later).filter_map(product_of).filter(|(input, _)| *input == buffer);
+        products.fold(Forms::default(), |forms, (_, weight)| forms.and(self.wanted(weight)))
     }
 
     /// Returns whether products with a weight read their input in f32.
@@ -518,6 +553,23 @@ impl Planner<'_> {
                 PanelKind::F16 | PanelKind::F32 | PanelKind::Quant(..) => Forms::default(),
             })
         })
+    }
+}
+
+/// Returns the ops that read a buffer before it is written again.
+fn readers(buffer: BufferId, later: &[Op]) -> impl Iterator<Item = &Op> {
+    let last = later.iter().position(|op| op.outputs().contains(&buffer)).map_or(later.len(), |index| index + 1);
+    later[..last].iter().filter(move |op| op.inputs().contains(&buffer))
+}
+
+/// Returns the input and the weight of a product.
+fn product_of(op: &Op) -> Option<(BufferId, WeightId)> {
+    match op {
+        Op::Linear(op) => Some((op.input, op.weight)),
+        Op::Logits(op) => Some((op.input, op.weight)),
+        Op::Route(op) => Some((op.input, op.weight)),
+        Op::ExpertLinear(op) => Some((op.input, op.weight)),
+        _ => None,
     }
 }
 

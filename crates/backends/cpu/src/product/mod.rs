@@ -8,6 +8,7 @@
 mod amx;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod bf16;
+pub(crate) mod gated;
 #[cfg(target_arch = "x86_64")]
 mod levels;
 #[cfg(target_arch = "aarch64")]
@@ -48,6 +49,7 @@ const PIECE_ROWS: usize = 256;
 const SKINNY_ROWS: usize = 4;
 
 /// A product computed by the threads of a region.
+#[derive(Clone, Copy)]
 pub(crate) struct Product<'a> {
     pub(crate) matrix: &'a Matrix,
     pub(crate) input: Rows,
@@ -66,6 +68,8 @@ pub(crate) struct Product<'a> {
 pub(crate) struct Origin {
     /// Row of the input whose result is the first row of the output.
     pub(crate) row: usize,
+    /// Column of the result that is the first column.
+    pub(crate) from: usize,
     /// First column of the output.
     pub(crate) column: usize,
 }
@@ -254,7 +258,7 @@ impl<'a> Product<'a> {
             }
         }
         for (row, result) in (first..).zip(tile) {
-            let span = Span { row: row - self.origin.row, from: self.origin.column + from, len };
+            let span = Span { row: row - self.origin.row, from: self.origin.column + from - self.origin.from, len };
             if let Some(bias) = bias {
                 add_lanes(result, bias);
             }
