@@ -331,11 +331,7 @@ impl Rows {
                     totals: self.totals.part(at, groups),
                 }
             };
-            if self.forms.coarse {
-                isa.quantise_coarsely(x, out);
-            } else {
-                isa.quantise(x, out);
-            }
+            isa.quantise(x, self.forms.coarse, out);
             // SAFETY: as above.
             unsafe { self.join(isa, span) };
         }

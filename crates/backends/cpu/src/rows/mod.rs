@@ -5,6 +5,8 @@
 
 mod math;
 mod plain;
+#[cfg(target_arch = "x86_64")]
+mod quantise;
 
 pub(crate) use math::{exp, fma, tanh};
 use octavo_ops::{GluKind, NormKind, RopeStyle};
@@ -17,6 +19,9 @@ pub(crate) const GROUP: usize = 32;
 
 /// Number of bits of the low part of a code.
 pub(crate) const LOW_BITS: u32 = 4;
+
+/// Largest magnitude of a code.
+const LARGEST_CODE: f32 = (127 << LOW_BITS) as f32;
 
 /// Number of independent partial sums.
 pub(crate) const LANES: usize = 16;
@@ -83,12 +88,8 @@ per_isa! {
     /// Rotates the leading `2 · cos.len()` elements of a head.
     fn rotate(style: RopeStyle, head: &mut [f32], cos: &[f32], sin: &[f32]);
 
-    /// Quantises a row of whole groups: the scale is the largest magnitude over 127 · 16, codes are rounded to nearest, ties to
-    /// even.
-    fn quantise(x: &[f32], out: QuantRow<'_>);
-
-    /// Quantises with 8 bits: the low parts are zero.
-    fn quantise_coarsely(x: &[f32], out: QuantRow<'_>);
+    /// Does [`Isa::quantise`] on instruction sets without a special kernel.
+    fn quantise_plain(x: &[f32], coarse: bool, out: QuantRow<'_>);
 
     /// Joins the parts of each code of whole groups to integers of 16 bits.
     fn join(codes: &[i8], words: &mut [i16]);
@@ -116,6 +117,21 @@ per_isa! {
 
     /// Computes `x *= factors` element by element.
     fn multiply(x: &mut [f32], factors: &[f32]);
+}
+
+impl Isa {
+    /// Quantises a row of whole groups: the scale is the largest magnitude over 127 · 16, codes are rounded to nearest, ties to
+    /// even. With `coarse`, the codes have 8 bits: the low parts are zero.
+    pub(crate) fn quantise(self, x: &[f32], coarse: bool, out: QuantRow<'_>) {
+        #[cfg(target_arch = "x86_64")]
+        if self >= Self::Avx2 {
+            // SAFETY: an `Isa` is only used where it is available.
+            return unsafe {
+                if coarse { quantise::quantise::<true>(x, out) } else { quantise::quantise::<false>(x, out) }
+            };
+        }
+        self.quantise_plain(x, coarse, out);
+    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use octavo_ops::sampling::largest_value;
 use octavo_ops::{GluKind, NormKind, RopeStyle};
 
 use super::math::{erf, exp, fma, round, tanh};
-use super::{GROUP, LANES, LOW_BITS, Norm, QuantRow};
+use super::{GROUP, LANES, LARGEST_CODE, LOW_BITS, Norm, QuantRow};
 
 /// Returns the sum of `f` over the elements: sixteen partial sums, added pairwise.
 #[inline(always)]
@@ -168,18 +168,16 @@ pub(super) fn rotate<const FMA: bool>(style: RopeStyle, head: &mut [f32], cos: &
 }
 
 #[inline(always)]
-pub(super) fn quantise<const FMA: bool>(x: &[f32], out: QuantRow<'_>) {
-    quantised::<false>(x, out);
-}
-
-#[inline(always)]
-pub(super) fn quantise_coarsely<const FMA: bool>(x: &[f32], out: QuantRow<'_>) {
-    quantised::<true>(x, out);
+pub(super) fn quantise_plain<const FMA: bool>(x: &[f32], coarse: bool, out: QuantRow<'_>) {
+    if coarse {
+        quantised::<true>(x, out);
+    } else {
+        quantised::<false>(x, out);
+    }
 }
 
 #[inline(always)]
 fn quantised<const COARSE: bool>(x: &[f32], out: QuantRow<'_>) {
-    const LARGEST: f32 = (127 << LOW_BITS) as f32;
     // A mask selects the elements of the first half: one loop over a group is vectorised, two over its halves are not.
     const FIRST_HALF: [i32; GROUP] = {
         let mut mask = [0; GROUP];
@@ -202,7 +200,7 @@ fn quantised<const COARSE: bool>(x: &[f32], out: QuantRow<'_>) {
             }
         }
         let largest = largest.into_iter().fold(0.0, |a, b| if b > a { b } else { a });
-        let inverse = if largest > 0.0 { LARGEST / largest } else { 0.0 };
+        let inverse = if largest > 0.0 { LARGEST_CODE / largest } else { 0.0 };
         let (mut total, mut first) = (0i32, 0i32);
         for (((high, low), &x), in_first) in high.iter_mut().zip(low).zip(x).zip(FIRST_HALF) {
             let code = round(x * inverse).1;
@@ -213,7 +211,7 @@ fn quantised<const COARSE: bool>(x: &[f32], out: QuantRow<'_>) {
             total = code.wrapping_add(total);
             first = (code & in_first).wrapping_add(first);
         }
-        *scale = largest / LARGEST;
+        *scale = largest / LARGEST_CODE;
         *sum = *scale * total as f32;
         *totals = [first, total.wrapping_sub(first)];
     }

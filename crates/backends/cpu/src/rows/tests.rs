@@ -57,30 +57,57 @@ fn norms_are_near_their_definitions() {
     }
 }
 
+/// The parts of a quantised row.
+#[derive(Clone, Debug, PartialEq)]
+struct Quantised {
+    codes: Vec<i8>,
+    scales: Vec<f32>,
+    sums: Vec<f32>,
+    totals: Vec<[i32; 2]>,
+}
+
+fn quantised(isa: Isa, x: &[f32], coarse: bool) -> Quantised {
+    let groups = x.len() / GROUP;
+    let mut row = Quantised {
+        codes: vec![0; 2 * x.len()],
+        scales: vec![0.0; groups],
+        sums: vec![0.0; groups],
+        totals: vec![[0; 2]; groups],
+    };
+    let Quantised { codes, scales, sums, totals } = &mut row;
+    isa.quantise(x, coarse, QuantRow { codes, scales, sums, totals });
+    row
+}
+
 #[test]
 fn quantised_rows_are_near_and_their_sums_are_theirs() {
-    let mut x = values(4, 8 * GROUP, 2.0);
+    let mut x = values(4, 19 * GROUP, 2.0);
     x[GROUP..2 * GROUP].fill(0.0);
     x[2 * GROUP] = 1000.0;
-    each(|isa| {
-        let mut codes = vec![0i8; 2 * x.len()];
-        let (mut scales, mut sums) = (vec![0.0; 8], vec![0.0; 8]);
-        let mut totals = vec![[0; 2]; 8];
-        isa.quantise(&x, QuantRow { codes: &mut codes, scales: &mut scales, sums: &mut sums, totals: &mut totals });
-        for ((group, x), codes) in x.chunks(GROUP).enumerate().zip(codes.chunks(2 * GROUP)) {
-            let (high, low) = codes.split_at(GROUP);
-            assert!(high.iter().all(|&h| h >= -127) && low.iter().all(|l| (-8..8).contains(l)));
-            let codes: Vec<i32> = high.iter().zip(low).map(|(&h, &l)| i32::from(h) * 16 + i32::from(l)).collect();
-            let largest = x.iter().fold(0.0f32, |a, b| a.max(b.abs()));
-            assert_eq!(scales[group], largest / (127.0 * 16.0));
-            for (&code, &x) in codes.iter().zip(x) {
-                assert!((code as f32 * scales[group] - x).abs() <= scales[group] * 0.51);
+    x[3 * GROUP + 20] = -1000.0;
+    for coarse in [false, true] {
+        // Codes of 12 bits are rounded again to 8.
+        let most = if coarse { 8.51 } else { 0.51 };
+        each(|isa| {
+            let row = quantised(isa, &x, coarse);
+            assert_eq!(row, quantised(Isa::Portable, &x, coarse), "{isa}");
+            for ((group, x), codes) in x.chunks(GROUP).enumerate().zip(row.codes.chunks(2 * GROUP)) {
+                let (high, low) = codes.split_at(GROUP);
+                assert!(high.iter().all(|&h| h >= -127) && low.iter().all(|l| (-8..8).contains(l)));
+                assert!(!coarse || low.iter().all(|&l| l == 0));
+                let codes: Vec<i32> = high.iter().zip(low).map(|(&h, &l)| i32::from(h) * 16 + i32::from(l)).collect();
+                let largest = x.iter().fold(0.0f32, |a, b| a.max(b.abs()));
+                assert_eq!(row.scales[group], largest / (127.0 * 16.0));
+                for (&code, &x) in codes.iter().zip(x) {
+                    assert!((code as f32 * row.scales[group] - x).abs() <= row.scales[group] * most);
+                }
+                let total: i32 = codes.iter().sum();
+                assert_eq!(row.sums[group], row.scales[group] * total as f32);
+                let halves = [0, 1].map(|half| codes[half * GROUP / 2..][..GROUP / 2].iter().sum::<i32>());
+                assert_eq!(row.totals[group], halves);
             }
-            let total: i32 = codes.iter().sum();
-            assert_eq!(sums[group], scales[group] * total as f32);
-            assert_eq!(totals[group], [0, 1].map(|half| codes[half * GROUP / 2..][..GROUP / 2].iter().sum::<i32>()));
-        }
-    });
+        });
+    }
 }
 
 #[test]
