@@ -36,17 +36,12 @@ unsafe fn rows<const R: usize>(block: Block<'_>) {
             |keys: &[&[u32]], _, weights: &mut [[f32; KEYS]; ROWS], at| {
                 for (block, keys) in keys.iter().enumerate() {
                     let at = at + block * BLOCK;
-                    // The sums of four rows fill the registers.
-                    match R {
-                        6 => {
-                            score::<3>(&q[..3], keys, &mut weights[..3], at);
-                            score::<3>(&q[3..], keys, &mut weights[3..], at);
-                        }
-                        8 => {
-                            score::<4>(&q[..4], keys, &mut weights[..4], at);
-                            score::<4>(&q[4..], keys, &mut weights[4..], at);
-                        }
-                        _ => score::<R>(&q, keys, &mut weights[..], at),
+                    // The sums of six rows fill the registers.
+                    if R == 8 {
+                        score::<4>(&q[..4], keys, &mut weights[..4], at);
+                        score::<4>(&q[4..], keys, &mut weights[4..], at);
+                    } else {
+                        score::<R>(&q, keys, &mut weights[..], at);
                     }
                 }
             },
@@ -112,32 +107,80 @@ unsafe fn gather<const R: usize>(
     count: usize,
     out: &mut [f32],
 ) {
+    for chunk in 0..out.len() / count / CHUNK {
+        let columns = [2 * chunk, 2 * chunk + 1];
+        // SAFETY: the caller guarantees this.
+        unsafe {
+            // The sums of six rows with two registers fill the registers.
+            if R <= 6 {
+                gather_some::<R, 2>(values, columns, (weights, at), (fades, count), out);
+            } else {
+                for column in columns {
+                    gather_some::<R, 1>(values, [column], (weights, at), (fades, count), out);
+                }
+            }
+        }
+    }
+}
+
+/// Does the same for some registers of columns of one chunk.
+#[expect(clippy::needless_range_loop, reason = "by index, what is in arrays ends in registers")]
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn gather_some<const R: usize, const C: usize>(
+    values: &[&[u32]],
+    columns: [usize; C],
+    (weights, at): (&[[f32; KEYS]; ROWS], usize),
+    (fades, count): (&[f32; R], usize),
+    out: &mut [f32],
+) {
     let width = out.len() / count;
-    assert!(R <= ROWS && at + values.len() * BLOCK <= KEYS);
-    for chunk in 0..width / CHUNK {
-        for half in 0..CHUNK / LANES {
-            let at_out = chunk * CHUNK + half * LANES;
-            let mut sums = [_mm256_setzero_ps(); R];
-            // SAFETY: an existing row has as many chunks as a value, and every row has a tile's weights.
-            unsafe {
+    assert!(
+        R <= ROWS && at + values.len() * BLOCK <= KEYS && columns.iter().all(|column| (column + 1) * LANES <= width)
+    );
+    let mut sums = [[_mm256_setzero_ps(); R]; C];
+    // SAFETY: the rows below `count` have these columns, and every row has a tile's weights.
+    unsafe {
+        for c in 0..C {
+            for r in 0..R {
+                if r < count {
+                    let sum = _mm256_loadu_ps(out.as_ptr().add(r * width + columns[c] * LANES));
+                    sums[c][r] = _mm256_mul_ps(sum, _mm256_set1_ps(fades[r]));
+                }
+            }
+        }
+        let high = _mm256_set1_epi32(0xffff_0000_u32 as i32);
+        for (block, values) in values.iter().enumerate() {
+            for (pair, words) in chunk_of(values, columns[0] / 2).iter().enumerate() {
+                let words = columns.map(|column| words.as_ptr().add(column % 2 * LANES).cast::<__m256i>());
+                debug_assert!(words.iter().all(|words| words.is_aligned()), "chunks fill cache lines");
+                let weights = weights.as_ptr().cast::<f32>().add(at + block * BLOCK + 2 * pair);
+                let mut halves = [_mm256_setzero_ps(); C];
+                for c in 0..C {
+                    halves[c] = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_loadu_si256(words[c])));
+                }
                 for r in 0..R {
-                    if r < count {
-                        let sum = _mm256_loadu_ps(out.as_ptr().add(r * width + at_out));
-                        sums[r] = _mm256_mul_ps(sum, _mm256_set1_ps(fades[r]));
+                    let weight = _mm256_broadcast_ss(&*weights.add(r * KEYS));
+                    for c in 0..C {
+                        sums[c][r] = _mm256_fmadd_ps(weight, halves[c], sums[c][r]);
                     }
                 }
-                for (block, values) in values.iter().enumerate() {
-                    for (pair, words) in chunk_of(values, chunk).iter().enumerate() {
-                        let [low, high] = widened(words.as_ptr().add(half * LANES));
-                        for r in 0..R {
-                            let weight = weights[r].as_ptr().add(at + block * BLOCK + 2 * pair);
-                            sums[r] = _mm256_fmadd_ps(_mm256_broadcast_ss(&*weight), low, sums[r]);
-                            sums[r] = _mm256_fmadd_ps(_mm256_broadcast_ss(&*weight.add(1)), high, sums[r]);
-                        }
+                // If the words stayed in registers, sums would not.
+                for c in 0..C {
+                    halves[c] = _mm256_castsi256_ps(_mm256_and_si256(words[c].read_volatile(), high));
+                }
+                for r in 0..R {
+                    let weight = _mm256_broadcast_ss(&*weights.add(r * KEYS + 1));
+                    for c in 0..C {
+                        sums[c][r] = _mm256_fmadd_ps(weight, halves[c], sums[c][r]);
                     }
                 }
-                for (r, sum) in sums.into_iter().enumerate().take(count) {
-                    _mm256_storeu_ps(out.as_mut_ptr().add(r * width + at_out), sum);
+            }
+        }
+        for c in 0..C {
+            for r in 0..R {
+                if r < count {
+                    _mm256_storeu_ps(out.as_mut_ptr().add(r * width + columns[c] * LANES), sums[c][r]);
                 }
             }
         }
