@@ -45,7 +45,7 @@ pub(crate) fn pays(rows: usize) -> bool {
 impl Gated<'_> {
     /// Returns the number of pieces of work.
     pub(crate) fn pieces(&self) -> usize {
-        self.out.cols.div_ceil(COLUMNS) * self.product.rows.div_ceil(PIECE_ROWS)
+        self.out.cols.div_ceil(COLUMNS) * self.product.blocks()
     }
 
     /// Computes one piece.
@@ -53,9 +53,9 @@ impl Gated<'_> {
     /// # Safety
     /// The conditions of [`Product::run`] apply.
     pub(crate) unsafe fn run(&self, isa: Isa, piece: usize) {
-        let blocks = self.product.rows.div_ceil(PIECE_ROWS);
-        let (from, first) = (piece / blocks * COLUMNS, piece % blocks * PIECE_ROWS);
-        let rows = first..(first + PIECE_ROWS).min(self.product.rows);
+        let chunks = self.out.cols.div_ceil(COLUMNS);
+        let (from, rows) = (piece % chunks * COLUMNS, self.product.block(piece / chunks));
+        let first = rows.start;
         let len = COLUMNS.min(self.out.cols - from);
         HALVES.with_borrow_mut(|halves| {
             halves.reserve(PIECE_ROWS);

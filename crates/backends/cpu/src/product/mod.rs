@@ -27,7 +27,7 @@ mod wide_numbers;
 #[cfg(target_arch = "x86_64")]
 mod ymm;
 
-use crate::activation::{Rows, Span};
+use crate::activation::{Rows, Span, TILE};
 use crate::isa::Isa;
 use crate::memory::Shared;
 use crate::weights::{Matrix, PANEL, PanelKind, Panels, Part, Scales};
@@ -122,7 +122,18 @@ impl<'a> Product<'a> {
 
     /// Returns the number of pieces of work.
     pub(crate) fn pieces(&self) -> usize {
-        chunks(self.matrix, self.rows) * self.rows.div_ceil(PIECE_ROWS)
+        chunks(self.matrix, self.rows) * self.blocks()
+    }
+
+    /// Returns the number of blocks of rows.
+    fn blocks(&self) -> usize {
+        self.rows.div_ceil(PIECE_ROWS)
+    }
+
+    /// Returns the rows of a block. Blocks have about as many rows each.
+    fn block(&self, index: usize) -> Range {
+        let each = self.rows.div_ceil(self.blocks()).next_multiple_of(TILE);
+        (index * each).min(self.rows)..((index + 1) * each).min(self.rows)
     }
 
     /// Computes one piece.
@@ -131,16 +142,14 @@ impl<'a> Product<'a> {
     /// The activations must not be moved, and each piece must be computed by one thread only. During the call, no other
     /// thread may write the input or use the piece's output.
     pub(crate) unsafe fn run(&self, isa: Isa, piece: usize) {
-        let blocks = self.rows.div_ceil(PIECE_ROWS);
-        let (index, block) = (piece / blocks, piece % blocks);
-        let first = block * PIECE_ROWS;
-        let rows = first..(first + PIECE_ROWS).min(self.rows);
+        // Threads begin with adjacent pieces, so that they have the same rows in each stage.
+        let chunks = chunks(self.matrix, self.rows);
+        let (index, rows) = (piece % chunks, self.block(piece / chunks));
         let (part, panels) = chunk(self.matrix, self.rows, index);
         // SAFETY: the caller guarantees this.
         unsafe { self.run_panels(isa, part, panels, rows.clone()) };
         let Some(largest) = self.largest else { return };
         let columns = chunk_columns(self.matrix, self.rows, index);
-        let chunks = chunks(self.matrix, self.rows);
         for row in rows {
             // SAFETY: the caller guarantees this; this piece has just written the columns, and no other thread writes
             // its result.

@@ -1,0 +1,126 @@
+//! Who reads a buffer, and in which representations.
+
+use octavo_ops::{BufferId, Glu, Op, WeightId};
+
+use super::{Gated, Planner, Stage, prepares_by_head};
+use crate::activation::Forms;
+use crate::product::gated;
+use crate::weights::{PanelKind, WordOrder};
+
+impl Planner<'_> {
+    /// Lets the product before a gated activation compute it, if nothing else reads its results. Returns whether it may.
+    pub(super) fn gate(&mut self, op: &Glu, later: &[Op]) -> bool {
+        let plain = self.is_read_plain(op.out, later);
+        let mut before = self.plan.stages.iter_mut().rev();
+        let mut stage = before.next();
+        if matches!(stage, Some(Stage::Expand(expand)) if expand.out == op.input) {
+            stage = before.next();
+        }
+        match stage {
+            Some(Stage::Product(product))
+                if product.out == op.input
+                    && product.add.is_none()
+                    && !readers(op.input, later).any(|_| true)
+                    && gated::halves(self.weights[product.weight.0].factor()) =>
+            {
+                product.gated = Some(Gated { op: op.clone(), plain });
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Returns whether anything reads a buffer in f32 before it is written again. Adapters do, but products compute no gated
+    /// activation beside them.
+    fn is_read_plain(&self, buffer: BufferId, later: &[Op]) -> bool {
+        readers(buffer, later).any(|op| match product_of(op) {
+            Some((_, weight)) => self.reads_plain(weight),
+            None => !matches!(op, Op::Lora(_)),
+        })
+    }
+
+    /// Sets the representations in which later ops read the output of this op, and adds a stage that creates them if
+    /// the op cannot.
+    pub(super) fn prepare(&mut self, op: &Op, later: &[Op]) {
+        for written in op.outputs() {
+            let forms = self.read_as(written, later);
+            if !forms.any() {
+                continue;
+            }
+            self.plan.forms[written.0] = self.plan.forms[written.0].and(forms);
+            let prepares = match op {
+                Op::Embed(_)
+                | Op::Patches { .. }
+                | Op::Glu(_)
+                | Op::Act(_)
+                | Op::GateRows(_)
+                | Op::MergeRows(_)
+                | Op::GatherRows { .. }
+                | Op::GatherColumns(_)
+                | Op::PoolRows(_) => true,
+                Op::Norm(norm) => written == norm.out,
+                Op::PagedAttention(op) => prepares_by_head(op.heads),
+                Op::SegmentAttention(op) => prepares_by_head(op.heads),
+                _ => false,
+            };
+            if !prepares {
+                self.plan.stages.push(Stage::Prepare(written));
+            }
+        }
+    }
+
+    /// Returns the representations of a buffer that products need before it is written again.
+    fn read_as(&self, buffer: BufferId, later: &[Op]) -> Forms {
+        let products = readers(buffer, later).filter_map(product_of).filter(|(input, _)| *input == buffer);
+        products.fold(Forms::default(), |forms, (_, weight)| forms.and(self.wanted(weight)))
+    }
+
+    /// Returns whether products with a weight read their input in f32.
+    pub(super) fn reads_plain(&self, weight: WeightId) -> bool {
+        let mut parts = self.weights[weight.0].matrices().iter().flat_map(|matrix| &matrix.parts);
+        parts.any(|part| match part.layout.kind {
+            kind if kind.takes_integers(self.isa) => false,
+            PanelKind::Bf16 | PanelKind::Packed(_) => !self.isa.multiplies_bf16(),
+            PanelKind::F16 | PanelKind::F32 | PanelKind::Quant(..) => true,
+        })
+    }
+
+    pub(super) fn wanted(&self, weight: WeightId) -> Forms {
+        let parts = self.weights[weight.0].matrices().iter().flat_map(|matrix| &matrix.parts);
+        parts.fold(Forms::default(), |forms, part| {
+            forms.and(match part.layout.kind {
+                kind if kind.takes_integers(self.isa) => {
+                    let words = kind.words(self.isa, self.coarse);
+                    Forms {
+                        quant: true,
+                        coarse: self.coarse,
+                        words: words == Some(WordOrder::InOrder),
+                        crossed: words == Some(WordOrder::Crossed),
+                        bf16: false,
+                    }
+                }
+                PanelKind::Bf16 | PanelKind::Packed(_) => {
+                    Forms { bf16: self.isa.multiplies_bf16(), ..Forms::default() }
+                }
+                PanelKind::F16 | PanelKind::F32 | PanelKind::Quant(..) => Forms::default(),
+            })
+        })
+    }
+}
+
+/// Returns the ops that read a buffer before it is written again.
+fn readers(buffer: BufferId, later: &[Op]) -> impl Iterator<Item = &Op> {
+    let last = later.iter().position(|op| op.outputs().contains(&buffer)).map_or(later.len(), |index| index + 1);
+    later[..last].iter().filter(move |op| op.inputs().contains(&buffer))
+}
+
+/// Returns the input and the weight of a product.
+fn product_of(op: &Op) -> Option<(BufferId, WeightId)> {
+    match op {
+        Op::Linear(op) => Some((op.input, op.weight)),
+        Op::Logits(op) => Some((op.input, op.weight)),
+        Op::Route(op) => Some((op.input, op.weight)),
+        Op::ExpertLinear(op) => Some((op.input, op.weight)),
+        _ => None,
+    }
+}
