@@ -276,3 +276,33 @@ unsafe fn gather_some<const R: usize, const N: usize, const C: usize>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn powers_are_near_and_special_values_are_kept() {
+        if !Isa::Avx512Bf16.is_available() {
+            return;
+        }
+        let all = |x: [f32; BLOCK]| -> [f32; BLOCK] {
+            // SAFETY: the instruction set is available; a register has sixteen elements.
+            unsafe { std::mem::transmute(exp(_mm512_loadu_ps(x.as_ptr()))) }
+        };
+        let near = |x: f32, y: f32| {
+            let exact = f64::from(x).exp();
+            // The product with log2 e is rounded.
+            (f64::from(y) - exact).abs() <= exact * (f64::from(x).abs() / 8_388_608.0 + 4e-6) + 1e-38
+        };
+        for from in (0..8800).step_by(BLOCK) {
+            let x: [f32; BLOCK] = std::array::from_fn(|i| -((from + i) as f32) / 100.0);
+            for (x, y) in x.into_iter().zip(all(x)) {
+                assert!(near(x, y), "e^{x} is not {y}");
+            }
+        }
+        let [one, zero, none, far] =
+            *all(std::array::from_fn(|i| [0.0, f32::NEG_INFINITY, f32::NAN, -1e30][i % 4])).first_chunk().unwrap();
+        assert!(one == 1.0 && zero == 0.0 && none.is_nan() && far == 0.0);
+    }
+}

@@ -7,8 +7,8 @@ pub(super) const AHEAD: usize = 2;
 pub(super) const FEW_ROWS: usize = 4;
 
 /// The loop over a block's keys, which is the same for f32 and bf16 and for every width of registers: `$score` processes a
-/// block of keys, or two, `$weigh` and `$narrow` a row's weights, `$gather` values of a tile of keys, from a key on. It is a macro because the compiler
-/// does not always inline closures that hold registers.
+/// block of keys, or two, `$weigh` and `$narrow` a row's weights, `$gather` values of a tile of keys, from a key on. It is a macro
+/// because the compiler does not always inline closures that hold registers.
 macro_rules! walk {
     ($isa:expr, $block:ident, $rows:ident, $score:expr, $weigh:path, $narrow:expr, $gather:expr) => {{
         let Block { mut keys, sees, starts, softcap, weights, narrow_weights, out, partial, .. } = $block;
@@ -17,6 +17,7 @@ macro_rules! walk {
         let sees: [(usize, usize); $rows] = std::array::from_fn(|r| sees[if r < count { r } else { 0 }]);
         let first = sees.iter().map(|see| see.0).min().unwrap_or(0);
         let last = sees.iter().map(|see| see.1).max().unwrap_or(0);
+        debug_assert!(last < keys.len, "rows see keys that exist");
         let mut running: [Running; $rows] = std::array::from_fn(|r| starts[if r < count { r } else { 0 }]);
         out.fill(0.0);
         for tile in first / KEYS..=last / KEYS {

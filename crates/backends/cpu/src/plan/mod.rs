@@ -505,4 +505,16 @@ mod tests {
         };
         assert_eq!([shared(1), shared(5)], [2, 2], "the logits of the router, and the rows in the order of experts");
     }
+
+    #[test]
+    fn products_compute_activations_of_whole_groups() {
+        let gated = |inner: usize| {
+            let (program, source) = TinyModel { inner, layers: vec![0; 3], ..TinyModel::default() }.build().unwrap();
+            let stages = plan(&program, &source).stages;
+            let products =
+                stages.iter().filter(|stage| matches!(stage, Stage::Product(Product { gated: Some(_), .. })));
+            (products.count(), stages.iter().filter(|stage| matches!(stage, Stage::Glu { gates: true, .. })).count())
+        };
+        assert_eq!([gated(96), gated(40)], [(3, 3), (0, 0)]);
+    }
 }
