@@ -130,13 +130,13 @@ pub(super) unsafe fn blocks(part: &Part, panels: Range, input: &Quant<'_>, rows:
 #[cfg(target_arch = "x86_64")]
 pub(super) unsafe fn ymm_tiles(isa: Isa, part: &Part, panels: Range, input: Quant<'_>, rows: Range, store: Store<'_>) {
     let layout = &part.layout;
-    let mut tile = Tile([[0.0; PANEL]; TILE]);
-    for first in rows.clone().step_by(TILE) {
-        let count = (rows.end - first).min(TILE);
+    let mut tile = [[0.0; PANEL]; ymm::TILE_ROWS];
+    for first in rows.clone().step_by(ymm::TILE_ROWS) {
+        let count = (rows.end - first).min(ymm::TILE_ROWS);
         let tile_rows = ymm::TileRows::new(isa, layout, input, (first, count));
         for panel in panels.clone() {
             let ahead = if first == rows.start { layout.bytes } else { 0 };
-            let results = &mut tile.0[..count];
+            let results = &mut tile[..count];
             // SAFETY: the caller guarantees this; the panel has this layout.
             unsafe {
                 if isa == Isa::AvxVnni {

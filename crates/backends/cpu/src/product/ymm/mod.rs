@@ -19,7 +19,6 @@ use std::arch::x86_64::*;
 
 use super::levels::{Fp4, Nf4};
 use super::walk::Quant;
-use crate::activation::TILE;
 use crate::isa::Isa;
 use crate::rows::GROUP;
 use crate::weights::{Codes, Layout, Numbers, PANEL, PanelKind, Scales, WordOrder};
@@ -45,6 +44,9 @@ unsafe fn four(row: *const u8, word: usize) -> __m256i {
     // SAFETY: the caller guarantees that the row has it, and the instruction set.
     unsafe { _mm256_set1_epi32(row.cast::<i32>().add(word).read_unaligned()) }
 }
+
+/// Number of rows of a tile, for which a group is unpacked once.
+pub(super) const TILE_ROWS: usize = 32;
 
 /// Rows of a tile for one panel after the other.
 pub(super) struct TileRows<'a> {
@@ -78,9 +80,9 @@ impl TileRows<'_> {
 }
 
 impl<'a> TileRows<'a> {
-    /// Prepares `count` rows from `first` on, at most [`TILE`].
+    /// Prepares `count` rows from `first` on, at most [`TILE_ROWS`].
     pub(super) fn new(isa: Isa, layout: &Layout, input: Quant<'a>, (first, count): (usize, usize)) -> Self {
-        assert!(count <= TILE && input.cols == layout.cols);
+        assert!(count <= TILE_ROWS && input.cols == layout.cols);
         let words = words(isa, layout, count, input.coarse).map(|words| input.words((first, count), words).0);
         Self { input, first, count, words }
     }
