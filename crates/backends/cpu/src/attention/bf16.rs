@@ -11,16 +11,6 @@ use crate::Isa;
 use crate::kv::{BLOCK, CHUNK};
 use crate::product::bf16::pairs;
 
-/// Calls a kernel for each part of the rows: the sums of eight with two blocks of keys, or with two chunks of values, fill half of the
-/// registers.
-macro_rules! in_parts {
-    ($rows:expr, $part:literal, |$from:ident| $call:expr) => {
-        for $from in (0..$rows).step_by($part) {
-            $call;
-        }
-    };
-}
-
 /// Computes attention of up to [`ROWS`] rows in bf16.
 ///
 /// # Safety
@@ -60,6 +50,7 @@ unsafe fn rows<const R: usize>(block: Block<'_>) {
             Isa::Avx512,
             block,
             R,
+            if R <= FEW_ROWS { 1 } else { 2 },
             |keys: &[&[u32]], ahead, weights, at| score(q, keys, ahead, weights, at),
             weigh,
             |scores: &[f32], narrow: &mut [u16; KEYS]| narrow_weights(scores, narrow),
@@ -88,11 +79,18 @@ unsafe fn score<const R: usize>(
             [keys] => score_some::<R, R, 1>(q, 0, [keys], ahead, weights, at),
             [first, second] => {
                 let keys = [first, second];
+                // The sums of eight rows with two blocks fill half of the registers.
                 match R {
                     ROWS => {
-                        in_parts!(R, 8, |from| score_some::<R, 8, 2>(q, from, keys, ahead, &mut weights[from..], at))
+                        for from in [0, 8] {
+                            score_some::<R, 8, 2>(q, from, keys, ahead, &mut weights[from..], at);
+                        }
                     }
-                    12 => in_parts!(R, 6, |from| score_some::<R, 6, 2>(q, from, keys, ahead, &mut weights[from..], at)),
+                    12 => {
+                        for from in [0, 6] {
+                            score_some::<R, 6, 2>(q, from, keys, ahead, &mut weights[from..], at);
+                        }
+                    }
                     _ => score_some::<R, R, 2>(q, 0, keys, ahead, weights, at),
                 }
             }
@@ -206,8 +204,16 @@ unsafe fn gather<const R: usize>(
                 continue;
             }
             match R {
-                ROWS => in_parts!(R, 8, |from| gather_some::<R, 8, 2>(blocks, weights, fades, (from, count), out)),
-                12 => in_parts!(R, 6, |from| gather_some::<R, 6, 2>(blocks, weights, fades, (from, count), out)),
+                ROWS => {
+                    for from in [0, 8] {
+                        gather_some::<R, 8, 2>(blocks, weights, fades, (from, count), out);
+                    }
+                }
+                12 => {
+                    for from in [0, 6] {
+                        gather_some::<R, 6, 2>(blocks, weights, fades, (from, count), out);
+                    }
+                }
                 _ => gather_some::<R, R, 2>(blocks, weights, fades, (0, count), out),
             }
         }

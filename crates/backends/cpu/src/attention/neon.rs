@@ -33,21 +33,20 @@ unsafe fn rows<const R: usize>(block: Block<'_>) {
             Isa::Neon,
             block,
             R,
+            1,
             |keys: &[&[u32]], _, weights: &mut [[f32; KEYS]; ROWS], at| {
-                for (block, keys) in keys.iter().enumerate() {
-                    let at = at + block * BLOCK;
-                    // The sums of four rows and the inputs fill the registers.
-                    match R {
-                        6 => {
-                            score::<3>(&q[..3], keys, &mut weights[..3], at);
-                            score::<3>(&q[3..], keys, &mut weights[3..], at);
-                        }
-                        8 => {
-                            score::<4>(&q[..4], keys, &mut weights[..4], at);
-                            score::<4>(&q[4..], keys, &mut weights[4..], at);
-                        }
-                        _ => score::<R>(&q, keys, &mut weights[..], at),
+                let keys = keys[0];
+                // The sums of four rows and the inputs fill the registers.
+                match R {
+                    6 => {
+                        score::<3>(&q[..3], keys, &mut weights[..3], at);
+                        score::<3>(&q[3..], keys, &mut weights[3..], at);
                     }
+                    8 => {
+                        score::<4>(&q[..4], keys, &mut weights[..4], at);
+                        score::<4>(&q[4..], keys, &mut weights[4..], at);
+                    }
+                    _ => score::<R>(&q, keys, &mut weights[..], at),
                 }
             },
             weigh::<true>,

@@ -6,11 +6,11 @@ pub(super) const AHEAD: usize = 2;
 /// Number of rows up to which memory limits the speed, as in decoding.
 pub(super) const FEW_ROWS: usize = 4;
 
-/// The loop over a block's keys, which is the same for f32 and bf16 and for every width of registers: `$score` processes a
-/// block of keys, or two, `$weigh` and `$narrow` a row's weights, `$gather` values of a tile of keys, from a key on. It is a macro
+/// The loop over a block's keys, which is the same for f32 and bf16 and for every width of registers: `$score` processes
+/// `$blocks` blocks of keys, or fewer at the end, `$weigh` and `$narrow` a row's weights, `$gather` values of a tile of keys, from a key on. It is a macro
 /// because the compiler does not always inline closures that hold registers.
 macro_rules! walk {
-    ($isa:expr, $block:ident, $rows:ident, $score:expr, $weigh:path, $narrow:expr, $gather:expr) => {{
+    ($isa:expr, $block:ident, $rows:ident, $blocks:expr, $score:expr, $weigh:path, $narrow:expr, $gather:expr) => {{
         let Block { mut keys, sees, starts, softcap, weights, narrow_weights, out, partial, .. } = $block;
         let count = sees.len();
         // Rows that do not exist repeat the first.
@@ -23,21 +23,17 @@ macro_rules! walk {
         for tile in first / KEYS..=last / KEYS {
             let blocks = tile * (KEYS / BLOCK)..((tile + 1) * (KEYS / BLOCK)).min(last / BLOCK + 1);
             keys.enter($isa, blocks.clone());
-            // With few rows, keys and values come from memory, which is read in sequence.
-            let few = $rows <= $crate::attention::walk::FEW_ROWS;
             let (mut tile_keys, mut values): ([&[u32]; KEYS / BLOCK], [&[u32]; KEYS / BLOCK]) = Default::default();
             for ((tile_keys, values), block) in tile_keys.iter_mut().zip(&mut values).zip(blocks.clone()) {
                 (*tile_keys, *values) = keys.block(block);
             }
-            let at_once = if few { 1 } else { 2 };
-            for (index, some) in tile_keys[..blocks.len()].chunks(at_once).enumerate() {
-                let next = blocks.start + index * at_once + $crate::attention::walk::AHEAD;
+            let tile_keys = &tile_keys[..blocks.len()];
+            for (index, some) in tile_keys.chunks($blocks).enumerate() {
+                let (at, next) = (index * $blocks, index * $blocks + $crate::attention::walk::AHEAD);
+                let later = || keys.block((blocks.start + next).min(last / BLOCK)).0;
                 // Values are needed after all keys of the tile.
-                let ahead = match tile_keys.get(next - blocks.start) {
-                    Some(keys) => (*keys, values[index * at_once]),
-                    None => (keys.block(next.min(last / BLOCK)).0, values[index * at_once]),
-                };
-                $score(some, ahead, &mut *weights, index * at_once * BLOCK);
+                let ahead = (tile_keys.get(next).copied().unwrap_or_else(later), values[at]);
+                $score(some, ahead, &mut *weights, at * BLOCK);
             }
             let len = blocks.len() * BLOCK;
             let mut fades = [0.0; $rows];
@@ -58,7 +54,8 @@ macro_rules! walk {
             }
             // Only the last block of a sequence may not be full.
             values[blocks.len() - 1] = whole(&keys, blocks.end - 1, partial);
-            let at_once = if few { 1 } else { KEYS / BLOCK };
+            // With few rows, values come from memory, which is read in sequence.
+            let at_once = if $rows <= $crate::attention::walk::FEW_ROWS { 1 } else { KEYS / BLOCK };
             for (index, values) in values[..blocks.len()].chunks(at_once).enumerate() {
                 let (at, fades) = (index * at_once * BLOCK, if index == 0 { fades } else { [1.0; $rows] });
                 $gather(values, &*weights, &*narrow_weights, at, &fades, count, &mut *out);

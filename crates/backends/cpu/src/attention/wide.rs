@@ -87,11 +87,8 @@ unsafe fn rows<const R: usize>(block: Block<'_>) {
             Isa::Avx512,
             block,
             R,
-            |keys: &[&[u32]], _, weights: &mut [[f32; KEYS]; ROWS], at| {
-                for (block, keys) in keys.iter().enumerate() {
-                    score(&q, keys, weights, at + block * BLOCK);
-                }
-            },
+            1,
+            |keys: &[&[u32]], _, weights, at| score(&q, keys[0], weights, at),
             weigh,
             |_: &[f32], _: &mut [u16; KEYS]| {},
             |values: &[&[u32]], weights, _: &[[u16; KEYS]; ROWS], at, fades: &[f32; R], count, out| gather(

@@ -33,16 +33,15 @@ unsafe fn rows<const R: usize>(block: Block<'_>) {
             Isa::Avx2,
             block,
             R,
+            1,
             |keys: &[&[u32]], _, weights: &mut [[f32; KEYS]; ROWS], at| {
-                for (block, keys) in keys.iter().enumerate() {
-                    let at = at + block * BLOCK;
-                    // The sums of six rows fill the registers.
-                    if R == 8 {
-                        score::<4>(&q[..4], keys, &mut weights[..4], at);
-                        score::<4>(&q[4..], keys, &mut weights[4..], at);
-                    } else {
-                        score::<R>(&q, keys, &mut weights[..], at);
-                    }
+                let keys = keys[0];
+                // The sums of six rows fill the registers.
+                if R == 8 {
+                    score::<4>(&q[..4], keys, &mut weights[..4], at);
+                    score::<4>(&q[4..], keys, &mut weights[4..], at);
+                } else {
+                    score::<R>(&q, keys, &mut weights[..], at);
                 }
             },
             weigh::<true>,

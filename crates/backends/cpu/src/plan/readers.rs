@@ -20,7 +20,7 @@ impl Planner<'_> {
             Some(Stage::Product(product))
                 if product.out == op.input
                     && product.add.is_none()
-                    && !readers(op.input, later).any(|_| true)
+                    && readers(op.input, later).next().is_none()
                     && gated::halves(self.weights[product.weight.0].factor()) =>
             {
                 product.gated = Some(Gated { op: op.clone(), plain });
@@ -34,8 +34,8 @@ impl Planner<'_> {
     /// activation beside them.
     fn is_read_plain(&self, buffer: BufferId, later: &[Op]) -> bool {
         readers(buffer, later).any(|op| match product_of(op) {
-            Some((_, weight)) => self.reads_plain(weight),
-            None => !matches!(op, Op::Lora(_)),
+            Some((input, weight)) if input == buffer => self.reads_plain(weight),
+            _ => !matches!(op, Op::Lora(_)),
         })
     }
 

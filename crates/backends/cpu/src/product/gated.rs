@@ -32,8 +32,7 @@ pub(crate) struct Gated<'a> {
 /// Returns whether pieces of the product with a matrix can consist of columns of both halves.
 pub(crate) fn halves(matrix: &Matrix) -> bool {
     let half = matrix.rows() / 2;
-    let ends_part = || matrix.parts.iter().any(|part| part.first == half);
-    half.is_multiple_of(GROUP) && (matrix.parts.len() == 1 || matrix.parts.len() == 2 && ends_part())
+    half.is_multiple_of(GROUP) && matrix.parts.iter().skip(1).all(|part| part.first == half)
 }
 
 /// Returns whether a product of so many rows is faster with its activation. With a few rows, memory limits the speed, which is read
