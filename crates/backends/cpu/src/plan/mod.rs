@@ -172,7 +172,7 @@ struct Planner<'a> {
 
 impl Plan {
     /// Creates the plan of a program whose weights are loaded. With `coarse`, activations that are multiplied with
-    /// integers have 8 bits.
+    /// integers have 8 bits where that saves time, but not for the head.
     pub(crate) fn new(program: &Program, weights: &[Loaded], isa: Isa, coarse: bool) -> Result<Self, BackendError> {
         let plan = Self {
             stages: Vec::new(),
@@ -400,7 +400,7 @@ impl Planner<'_> {
         let mut input = op.input;
         let Buffer { rows, cols, .. } = self.plan.buffers[input.0];
         if rows == Rows::Tokens {
-            let forms = self.wanted(op.weight);
+            let forms = self.wanted(op.weight, self.plan.forms[input.0].coarse);
             let chosen = self.plan.buffers[op.routing.0].cols;
             input = self.buffer("dispatched", Rows::Routed(chosen), cols, forms);
             let plain = self.reads_plain(op.weight);
@@ -415,7 +415,7 @@ impl Planner<'_> {
     /// Appends the stage that puts the inputs of each head into rows of their own. Returns the product.
     fn head_linear(&mut self, op: &HeadLinear) -> latent::Stage {
         let cols = self.program.weights[op.weight.0].cols;
-        let forms = self.wanted(op.weight);
+        let forms = self.wanted(op.weight, self.prefers_coarse(op.weight));
         let rows = self.buffer("heads", Rows::Routed(op.heads), cols, forms);
         self.plan.stages.push(Stage::Latent(latent::Stage::Split { heads: op.heads, input: op.input, out: rows }));
         latent::Stage::Product { weight: op.weight, input: rows, out: op.out }

@@ -71,8 +71,19 @@ impl Planner<'_> {
 
     /// Returns the representations of a buffer that products need before it is written again.
     fn read_as(&self, buffer: BufferId, later: &[Op]) -> Forms {
-        let products = readers(buffer, later).filter_map(product_of).filter(|(input, _)| *input == buffer);
-        products.fold(Forms::default(), |forms, (_, weight)| forms.and(self.wanted(weight)))
+        let products = || {
+            let products = readers(buffer, later).filter_map(|op| Some((op, product_of(op)?)));
+            products.filter(|(_, (input, _))| *input == buffer).map(|(op, (_, weight))| (op, weight))
+        };
+        // The head has few rows, and its results are the answer.
+        let coarse = products().any(|(op, weight)| !matches!(op, Op::Logits(_)) && self.prefers_coarse(weight));
+        products().fold(Forms::default(), |forms, (_, weight)| forms.and(self.wanted(weight, coarse)))
+    }
+
+    /// Returns whether activations are coarse where only products with a weight read them.
+    pub(super) fn prefers_coarse(&self, weight: WeightId) -> bool {
+        let mut parts = self.weights[weight.0].matrices().iter().flat_map(|matrix| &matrix.parts);
+        self.coarse && parts.any(|part| part.layout.kind.gains_from_coarse_rows(self.isa))
     }
 
     /// Returns whether products with a weight read their input in f32.
@@ -85,15 +96,16 @@ impl Planner<'_> {
         })
     }
 
-    pub(super) fn wanted(&self, weight: WeightId) -> Forms {
+    /// Returns the representations that products with a weight need of activations that are coarse or not.
+    pub(super) fn wanted(&self, weight: WeightId, coarse: bool) -> Forms {
         let parts = self.weights[weight.0].matrices().iter().flat_map(|matrix| &matrix.parts);
         parts.fold(Forms::default(), |forms, part| {
             forms.and(match part.layout.kind {
                 kind if kind.takes_integers(self.isa) => {
-                    let words = kind.words(self.isa, self.coarse);
+                    let words = kind.words(self.isa, coarse);
                     Forms {
                         quant: true,
-                        coarse: self.coarse,
+                        coarse,
                         words: words == Some(WordOrder::InOrder),
                         crossed: words == Some(WordOrder::Crossed),
                         bf16: false,

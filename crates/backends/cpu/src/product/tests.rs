@@ -44,10 +44,12 @@ fn product(isa: Isa, matrix: &Matrix, cols: usize, rows: usize) -> Vec<f32> {
     product_with(isa, matrix, forms(cols), (cols, rows), || rng.signed())
 }
 
-/// Multiplies random rows in eight bits with a whole matrix.
+/// Multiplies random rows in eight bits with a whole matrix. Some groups have outliers.
 fn coarse_product(isa: Isa, matrix: &Matrix, cols: usize, rows: usize) -> Vec<f32> {
     let mut rng = TestRng(4);
-    product_with(isa, matrix, Forms { coarse: true, ..forms(cols) }, (cols, rows), || rng.signed())
+    product_with(isa, matrix, Forms { coarse: true, ..forms(cols) }, (cols, rows), || {
+        rng.signed() * if rng.next_u64().is_multiple_of(97) { 20.0 } else { 1.0 }
+    })
 }
 
 /// Multiplies rows of ones with a whole matrix.
@@ -180,10 +182,19 @@ fn integer_products_have_the_same_bits_on_every_set_that_fuses() {
     for storage in StorageType::ALL.into_iter().filter(|storage| storage.block_elements() > 1 && !is_packed(*storage)) {
         let matrix = matrix(storage, 256);
         for rows in [1, 2, 3, 4, 5, 16, 40] {
-            let bits = |isa| product(isa, &matrix, 256, rows).iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-            let sets = Isa::ALL.into_iter().filter(|&isa| isa != Isa::Portable && isa.is_available());
-            let found: Vec<_> = sets.map(bits).collect();
-            assert!(found.windows(2).all(|pair| pair[0] == pair[1]), "{storage}, {rows} rows");
+            for product in [product, coarse_product] {
+                let results = |isa| product(isa, &matrix, 256, rows);
+                let sets = Isa::ALL.into_iter().filter(|&isa| isa != Isa::Portable && isa.is_available());
+                let found: Vec<_> = sets.map(results).collect();
+                let bits = |results: &[f32]| results.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                assert!(found.windows(2).all(|pair| bits(&pair[0]) == bits(&pair[1])), "{storage}, {rows} rows");
+                // It multiplies both parts of all rows alike.
+                let expected = results(Isa::Portable);
+                let most = expected.iter().fold(0.0f32, |a, x| a.max(x.abs()));
+                for (found, expected) in found.iter().flatten().zip(&expected) {
+                    assert!((found - expected).abs() <= 1e-5 * most, "{storage}, {rows} rows: {found}, not {expected}");
+                }
+            }
         }
     }
 }

@@ -20,8 +20,12 @@ pub(crate) const GROUP: usize = 32;
 /// Number of bits of the low part of a code.
 pub(crate) const LOW_BITS: u32 = 4;
 
-/// Largest magnitude of a code.
-const LARGEST_CODE: f32 = (127 << LOW_BITS) as f32;
+/// Largest magnitude of a code, and of one without a high part.
+const LARGEST_CODE: f32 = (LARGEST_PART as i32 * LARGEST_OUTLIER as i32) as f32;
+const LARGEST_PART: f32 = 127.0;
+
+/// Largest magnitude of an outlier, in that of the other inputs of its group.
+const LARGEST_OUTLIER: f32 = (1 << LOW_BITS) as f32;
 
 /// Number of independent partial sums.
 pub(crate) const LANES: usize = 16;
@@ -36,13 +40,18 @@ pub(crate) struct Norm<'a> {
     pub(crate) eps: f32,
 }
 
-/// A row as integers of 12 bits in a high and a low part: an element is `(high · 16 + low) · scale`.
+/// A row as integers in a high and a low part: an element is `(high · 16 + low) · scale`.
 ///
-/// With 8 bits, the rounding of activations would be the main difference between a quantised model's output and that of
-/// the same weights in f32; with 12 bits it is hardly noticeable. Weights of 4 bits times 16 still fit a byte, so one
-/// product of 64 inputs gives both parts. Where reading weights limits the speed, the second part costs little.
+/// With 12 bits, the rounding of activations is hardly noticeable. Weights of 4 bits times 16 still fit a byte, so one product of
+/// 64 inputs gives both parts. Where reading weights limits the speed, the second part costs little.
+///
+/// Where multiplying limits it, rows are coarse: they have 8 bits, which are the low part. Those 8 bits are lost on the outliers of
+/// some groups, which are many times larger than the other inputs. So each group may have one outlying step, four inputs whose
+/// largest magnitude is at least twice that of all others: it has a high part too, and the scale is that of the others. The error is
+/// less than half of that without outlying steps, and few steps are multiplied twice.
 pub(crate) struct QuantRow<'a> {
-    /// Codes: for each group the high parts, within ±127, then the low parts, −8 to 7.
+    /// Codes: for each group the high parts, within ±127, then the low parts, −8 to 7. In coarse rows, low parts of the steps without
+    /// high parts are within ±127.
     pub(crate) codes: &'a mut [i8],
     /// One scale for each group.
     pub(crate) scales: &'a mut [f32],
@@ -121,7 +130,8 @@ per_isa! {
 
 impl Isa {
     /// Quantises a row of whole groups: the scale is the largest magnitude over 127 · 16, codes are rounded to nearest, ties to
-    /// even. With `coarse`, the codes have 8 bits: the low parts are zero.
+    /// even. With `coarse`, the codes have 8 bits but for outlying steps, and the scale is the largest magnitude of the other steps
+    /// over 127.
     pub(crate) fn quantise(self, x: &[f32], coarse: bool, out: QuantRow<'_>) {
         #[cfg(target_arch = "x86_64")]
         if self >= Self::Avx2 {

@@ -5,7 +5,7 @@ use octavo_ops::sampling::largest_value;
 use octavo_ops::{GluKind, NormKind, RopeStyle};
 
 use super::math::{erf, exp, fma, round, tanh};
-use super::{GROUP, LANES, LARGEST_CODE, LOW_BITS, Norm, QuantRow};
+use super::{GROUP, LANES, LARGEST_CODE, LARGEST_OUTLIER, LARGEST_PART, LOW_BITS, Norm, QuantRow};
 
 /// Returns the sum of `f` over the elements: sixteen partial sums, added pairwise.
 #[inline(always)]
@@ -191,30 +191,61 @@ fn quantised<const COARSE: bool>(x: &[f32], out: QuantRow<'_>) {
     let groups = x.as_chunks::<GROUP>().0.iter().zip(out.codes.as_chunks_mut::<{ 2 * GROUP }>().0);
     for ((((x, codes), scale), sum), totals) in groups.zip(out.scales).zip(out.sums).zip(out.totals) {
         let (high, low) = codes.split_at_mut(GROUP);
-        let mut largest = [0.0f32; LANES];
-        for half in x.as_chunks::<LANES>().0 {
-            for lane in 0..LANES {
-                // `f32::max` would have to check for NaN.
-                let magnitude = half[lane].abs();
-                largest[lane] = if magnitude > largest[lane] { magnitude } else { largest[lane] };
-            }
-        }
-        let largest = largest.into_iter().fold(0.0, |a, b| if b > a { b } else { a });
-        let inverse = if largest > 0.0 { LARGEST_CODE / largest } else { 0.0 };
+        let (largest, split) = if COARSE { coarse_range(x) } else { (largest_of(x), [-1; GROUP]) };
+        let most = if COARSE { LARGEST_PART } else { LARGEST_CODE };
+        let inverse = if largest > 0.0 { most / largest } else { 0.0 };
         let (mut total, mut first) = (0i32, 0i32);
-        for (((high, low), &x), in_first) in high.iter_mut().zip(low).zip(x).zip(FIRST_HALF) {
+        for ((((high, low), &x), in_first), split) in high.iter_mut().zip(low).zip(x).zip(FIRST_HALF).zip(split) {
             let code = round(x * inverse).1;
-            let upper = code.wrapping_add(1 << (LOW_BITS - 1)) >> LOW_BITS;
+            let upper = (code.wrapping_add(1 << (LOW_BITS - 1)) >> LOW_BITS) & split;
             *high = upper as i8;
-            let code = if COARSE { upper << LOW_BITS } else { code };
             *low = code.wrapping_sub(upper << LOW_BITS) as i8;
             total = code.wrapping_add(total);
             first = (code & in_first).wrapping_add(first);
         }
-        *scale = largest / LARGEST_CODE;
+        *scale = largest / most;
         *sum = *scale * total as f32;
         *totals = [first, total.wrapping_sub(first)];
     }
+}
+
+/// Returns the largest magnitude of a group that is not NaN.
+#[inline(always)]
+fn largest_of(x: &[f32; GROUP]) -> f32 {
+    let mut largest = [0.0f32; LANES];
+    for half in x.as_chunks::<LANES>().0 {
+        for lane in 0..LANES {
+            // `f32::max` would have to check for NaN.
+            let magnitude = half[lane].abs();
+            largest[lane] = if magnitude > largest[lane] { magnitude } else { largest[lane] };
+        }
+    }
+    largest.into_iter().fold(0.0, |a, b| if b > a { b } else { a })
+}
+
+/// Returns the magnitude of a coarse group that becomes the largest part, and −1 for the elements of an outlying step, 0 for the
+/// others.
+#[inline(always)]
+fn coarse_range(x: &[f32; GROUP]) -> (f32, [i32; GROUP]) {
+    let mut steps = [0.0f32; GROUP / 4];
+    for (step, x) in steps.iter_mut().zip(x.as_chunks::<4>().0) {
+        *step = x.iter().fold(0.0, |a, b| if b.abs() > a { b.abs() } else { a });
+    }
+    let largest = steps.iter().fold(0.0, |a, &b| if b > a { b } else { a });
+    let outlies = steps.map(|step| step > 0.5 * largest);
+    let mut split = [0; GROUP];
+    if outlies.iter().filter(|outlies| **outlies).count() != 1 {
+        return (largest, split);
+    }
+    let mut others = largest / LARGEST_OUTLIER;
+    for ((step, outlies), split) in steps.into_iter().zip(outlies).zip(split.as_chunks_mut::<4>().0) {
+        if outlies {
+            *split = [-1; 4];
+        } else if step > others {
+            others = step;
+        }
+    }
+    (others, split)
 }
 
 #[inline(always)]

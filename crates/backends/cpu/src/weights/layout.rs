@@ -268,6 +268,11 @@ impl PanelKind {
         }
     }
 
+    /// Returns whether products with coarse rows take less time than others: they multiply bytes, and both parts in turn.
+    pub(crate) const fn gains_from_coarse_rows(self, isa: Isa) -> bool {
+        matches!(self, Self::Quant(..)) && self.words(isa, true).is_none() && !matches!(isa, Isa::Portable | Isa::Amx)
+    }
+
     /// Returns whether each half of a group has its own scale.
     pub(crate) fn has_halves(self) -> bool {
         matches!(self, Self::Quant(_, Scales::Halves | Scales::Pair))

@@ -27,7 +27,7 @@ pub(super) trait Multiply {
     unsafe fn dots<const N: usize>(codes: &impl Steps, rows: [*const i8; N], halves: Range<usize>) -> Dots<N>;
 }
 
-/// Products of bytes in 16 bits, added in pairs to 32 bits.
+/// Products of bytes in 16 bits, added in pairs to 32 bits. With `COARSE`, here and below, only outlying steps have high parts.
 pub(super) struct Bytes<C, const COARSE: bool>(PhantomData<C>);
 
 /// Four products of bytes in 32 bits.
@@ -61,49 +61,64 @@ impl<C: ReadCodes, const COARSE: bool> Bytes<C, COARSE> {
     ) -> [[int32x4_t; N]; 2] {
         // SAFETY: the caller of `dots` guarantees this.
         unsafe {
-            let zeros = [[[vdupq_n_s16(0); 2]; N]; 2];
-            let (mut sums, mut low) = ([[[vdupq_n_s32(0); 2]; N]; 2], zeros);
-            for from in (halves.start * HALF..halves.end * HALF).step_by(C::PAUSE) {
-                let mut high = zeros;
-                for step in from..from + C::PAUSE.min(halves.len() * HALF) {
-                    let codes = codes.step(step);
-                    for r in 0..N {
-                        let a = four(rows[r], step);
-                        for q in 0..2 {
-                            add_products(&mut high[q][r], codes[FIRST + q], a);
-                        }
-                        if COARSE {
-                            continue;
-                        }
-                        // Low parts are at most 8 in magnitude: their sums need no pause.
-                        let a = four(rows[r], STEPS + step);
-                        for q in 0..2 {
-                            add_products(&mut low[q][r], codes[FIRST + q], a);
-                        }
-                    }
-                }
-                for q in 0..2 {
-                    for r in 0..N {
-                        for i in 0..2 {
-                            sums[q][r][i] = vpadalq_s16(sums[q][r][i], high[q][r][i]);
-                        }
+            let parts = |part: usize| rows.map(|row| row.wrapping_add(part));
+            let mut sums = [[[vdupq_n_s32(0); 2]; N]; 2];
+            if !COARSE || has_high_parts(rows) {
+                add_part::<C, FIRST, N>(codes, parts(0), halves.clone(), C::PAUSE, &mut sums);
+                sums = sums.map(|sums| sums.map(|sums| sums.map(|sum| shifted(sum))));
+            }
+            // Unless rows are coarse, low parts are at most 8 in magnitude: their sums need no pause.
+            let pause = if COARSE { C::PAUSE } else { STEPS };
+            add_part::<C, FIRST, N>(codes, parts(GROUP), halves, pause, &mut sums);
+            sums.map(|sums| sums.map(|[first, second]| vaddq_s32(first, second)))
+        }
+    }
+}
+
+/// Adds the products of two registers of each step, from `FIRST` on, with parts at these addresses. Products of `pause` steps are added
+/// in 16 bits.
+#[inline(always)]
+unsafe fn add_part<C: ReadCodes, const FIRST: usize, const N: usize>(
+    codes: &impl Steps,
+    parts: [*const i8; N],
+    halves: Range<usize>,
+    pause: usize,
+    sums: &mut [[[int32x4_t; 2]; N]; 2],
+) {
+    // SAFETY: the caller of `dots` guarantees this.
+    unsafe {
+        for from in (halves.start * HALF..halves.end * HALF).step_by(pause) {
+            let mut words = [[[vdupq_n_s16(0); 2]; N]; 2];
+            for step in from..(from + pause).min(halves.end * HALF) {
+                let codes = codes.step(step);
+                for (r, part) in parts.into_iter().enumerate() {
+                    let a = four(part, step);
+                    for q in 0..2 {
+                        add_products(&mut words[q][r], codes[FIRST + q], a);
                     }
                 }
             }
-            let mut dots = [[vdupq_n_s32(0); N]; 2];
             for q in 0..2 {
                 for r in 0..N {
                     for i in 0..2 {
-                        sums[q][r][i] = shifted(sums[q][r][i]);
-                        if !COARSE {
-                            sums[q][r][i] = vpadalq_s16(sums[q][r][i], low[q][r][i]);
-                        }
+                        sums[q][r][i] = vpadalq_s16(sums[q][r][i], words[q][r][i]);
                     }
-                    dots[q][r] = vpaddq_s32(sums[q][r][0], sums[q][r][1]);
                 }
             }
-            dots
         }
+    }
+}
+
+/// Returns whether any of the rows has a high part in its group.
+#[inline(always)]
+unsafe fn has_high_parts<const N: usize>(rows: [*const i8; N]) -> bool {
+    // SAFETY: the caller of `dots` guarantees this; the high parts are two registers.
+    unsafe {
+        let mut all = vdupq_n_s8(0);
+        for row in rows {
+            all = vorrq_s8(all, vorrq_s8(vld1q_s8(row), vld1q_s8(row.add(GROUP / 2))));
+        }
+        vmaxvq_u8(vreinterpretq_u8_s8(all)) != 0
     }
 }
 
@@ -150,6 +165,7 @@ impl<const COARSE: bool> Multiply for Fours<COARSE> {
         unsafe {
             let zeros = [[vdupq_n_s32(0); N]; REGISTERS];
             let (mut high, mut low) = (zeros, zeros);
+            let both = !COARSE || has_high_parts(rows);
             // Written out, because the compiler does not unroll every loop whose steps differ.
             macro_rules! steps {
                 ($($half:literal $lane:literal),*) => {$(
@@ -158,9 +174,9 @@ impl<const COARSE: bool> Multiply for Fours<COARSE> {
                         for r in 0..N {
                             let row = rows[r].add($half * GROUP / 2);
                             for q in 0..REGISTERS {
-                                high[q][r] = dot::<$lane>(high[q][r], codes[q], vld1q_s8(row));
-                                if !COARSE {
-                                    low[q][r] = dot::<$lane>(low[q][r], codes[q], vld1q_s8(row.add(GROUP)));
+                                low[q][r] = dot::<$lane>(low[q][r], codes[q], vld1q_s8(row.add(GROUP)));
+                                if both {
+                                    high[q][r] = dot::<$lane>(high[q][r], codes[q], vld1q_s8(row));
                                 }
                             }
                         }
@@ -188,6 +204,7 @@ impl<const COARSE: bool> Multiply for Matrices<COARSE> {
         unsafe {
             let zeros = [[vdupq_n_s32(0); 2]; REGISTERS];
             let (mut high, mut low) = (zeros, zeros);
+            let both = !COARSE || has_high_parts(rows);
             for pair in halves.start * HALF / 2..halves.end * HALF / 2 {
                 let eight = |row: usize, part: usize| vld1_s8(rows[row].add(part + 8 * pair));
                 let upper = vcombine_s8(eight(0, 0), eight(1, 0));
@@ -197,9 +214,9 @@ impl<const COARSE: bool> Multiply for Matrices<COARSE> {
                     for q in 0..2 {
                         for i in 0..2 {
                             let (codes, q) = (codes[2 * q + i], 2 * h + q);
-                            high[q][i] = matrix(high[q][i], codes, upper);
-                            if !COARSE {
-                                low[q][i] = matrix(low[q][i], codes, lower);
+                            low[q][i] = matrix(low[q][i], codes, lower);
+                            if both {
+                                high[q][i] = matrix(high[q][i], codes, upper);
                             }
                         }
                     }

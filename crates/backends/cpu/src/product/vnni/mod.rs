@@ -84,18 +84,18 @@ unsafe fn packed_as<C: ReadCodes, S: ReadScales>(
     // SAFETY: the caller guarantees this.
     unsafe {
         match (count, input.coarse) {
-            (1, false) => multiply::<_, _, 1, false>(panels, input, first, ahead, results),
+            // Reading weights takes as long as multiplying both parts.
+            (1, _) => multiply::<_, _, 1, false>(panels, input, first, ahead, results),
             (2, false) => multiply::<_, _, 2, false>(panels, input, first, ahead, results),
             (_, false) => multiply::<_, _, BLOCK_ROWS, false>(panels, input, first, ahead, results),
-            (1, true) => multiply::<_, _, 1, true>(panels, input, first, ahead, results),
             (2, true) => multiply::<_, _, 2, true>(panels, input, first, ahead, results),
             (_, true) => multiply::<_, _, BLOCK_ROWS, true>(panels, input, first, ahead, results),
         }
     }
 }
 
-/// Multiplies `ROWS` rows, from `first` on, with panels. With `COARSE` the rows' low parts are zero and are not
-/// multiplied.
+/// Multiplies `ROWS` rows, from `first` on, with panels. With `COARSE` most groups have no high parts, which are not multiplied
+/// then.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn multiply<C: ReadCodes, S: ReadScales, const ROWS: usize, const COARSE: bool>(
@@ -118,16 +118,22 @@ unsafe fn multiply<C: ReadCodes, S: ReadScales, const ROWS: usize, const COARSE:
         // SAFETY: the caller guarantees that the panels and the rows have these groups.
         unsafe {
             let (rows, stride) = (codes.as_ptr().add(group * 2 * GROUP), 2 * input.cols);
+            let both = !COARSE || has_high_parts::<ROWS>(rows, stride);
+            let totals = (totals.as_ptr().add(group), groups);
             if S::PAIRED {
-                let scales = (scales.as_ptr().add(group), totals.as_ptr().add(group), groups);
-                add_pair::<C, S, ROWS, COARSE>(panels, rows, stride, group, scales, &mut sums);
+                let scales = (scales.as_ptr().add(group), totals.0, groups);
+                if both {
+                    add_pair::<C, S, ROWS, true>(panels, rows, stride, group, scales, &mut sums);
+                } else {
+                    add_pair::<C, S, ROWS, false>(panels, rows, stride, group, scales, &mut sums);
+                }
                 continue;
             }
-            let dots = if S::HALVES {
-                let totals = (totals.as_ptr().add(group), groups);
-                dots_of_halves::<C, S, ROWS, COARSE>(panels, rows, stride, group, totals)
-            } else {
-                dots::<C, S, ROWS, COARSE>(panels, rows, stride, group)
+            let dots = match (S::HALVES, both) {
+                (true, true) => dots_of_halves::<C, S, ROWS, true>(panels, rows, stride, group, totals),
+                (true, false) => dots_of_halves::<C, S, ROWS, false>(panels, rows, stride, group, totals),
+                (false, true) => dots::<C, S, ROWS, true>(panels, rows, stride, group),
+                (false, false) => dots::<C, S, ROWS, false>(panels, rows, stride, group),
             };
             for p in 0..BLOCK_PANELS {
                 let (scale, min) = panels[p].scales(group);
@@ -151,26 +157,34 @@ unsafe fn multiply<C: ReadCodes, S: ReadScales, const ROWS: usize, const COARSE:
     }
 }
 
-/// Adds the products of some steps of a group. The steps are written out, with constant indices, so that the arrays are
-/// kept in registers.
+/// Returns whether any of the rows has a high part in a group.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn has_high_parts<const ROWS: usize>(rows: *const i8, stride: usize) -> bool {
+    let mut all = _mm256_setzero_si256();
+    for r in 0..ROWS {
+        // SAFETY: the caller guarantees that there are the rows, whose high parts are a register.
+        all = _mm256_or_si256(all, unsafe { _mm256_loadu_si256(rows.add(r * stride).cast()) });
+    }
+    _mm256_testz_si256(all, all) == 0
+}
+
+/// Adds the products of some steps of a group with the low parts and, with `BOTH`, the high parts. The steps are written out, with
+/// constant indices, so that the arrays are kept in registers.
 macro_rules! steps {
     ($panels:ident, $group:ident, $rows:ident, $stride:ident, $high:ident, $low:ident, $($step:literal)*) => {{$(
         for p in 0..BLOCK_PANELS {
             let codes = $panels[p].step($group, $step);
-            let shifted = if C::NARROW && !COARSE { _mm512_slli_epi16::<LOW_BITS>(codes) } else { codes };
+            let shifted = if C::NARROW && BOTH { _mm512_slli_epi16::<LOW_BITS>(codes) } else { codes };
             for r in 0..ROWS {
                 let at = $rows.add(r * $stride).cast::<i32>();
-                let a = _mm512_set1_epi32(at.add($step).read_unaligned());
-                $high[p][r] = _mm512_dpbusd_epi32($high[p][r], shifted, a);
-                if COARSE {
-                    continue;
+                if BOTH {
+                    let a = _mm512_set1_epi32(at.add($step).read_unaligned());
+                    let sum = if C::NARROW { &mut $low[p][r] } else { &mut $high[p][r] };
+                    *sum = _mm512_dpbusd_epi32(*sum, shifted, a);
                 }
                 let b = _mm512_set1_epi32(at.add(STEPS + $step).read_unaligned());
-                if C::NARROW {
-                    $high[p][r] = _mm512_dpbusd_epi32($high[p][r], codes, b);
-                } else {
-                    $low[p][r] = _mm512_dpbusd_epi32($low[p][r], codes, b);
-                }
+                $low[p][r] = _mm512_dpbusd_epi32($low[p][r], codes, b);
             }
         }
     )*}};
@@ -179,7 +193,7 @@ macro_rules! steps {
 /// Returns the exact products of a group with the rows, whose codes are `stride` bytes apart.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn dots<C: ReadCodes, S: ReadScales, const ROWS: usize, const COARSE: bool>(
+unsafe fn dots<C: ReadCodes, S: ReadScales, const ROWS: usize, const BOTH: bool>(
     panels: [Packed<'_, C, S>; BLOCK_PANELS],
     rows: *const i8,
     stride: usize,
@@ -190,14 +204,14 @@ unsafe fn dots<C: ReadCodes, S: ReadScales, const ROWS: usize, const COARSE: boo
     const { assert!(STEPS == 8) };
     // SAFETY: the caller guarantees this; a group of a row has STEPS words of each part.
     unsafe { steps!(panels, group, rows, stride, high, low, 0 1 2 3 4 5 6 7) };
-    if C::NARROW && !COARSE { high } else { joined(high, low) }
+    if C::NARROW || !BOTH { low } else { joined(high, low) }
 }
 
 /// Returns the same for halves with factors: the products of each half, minus the offset of its codes, times the
 /// factor. `totals` of the rows' halves have the given stride.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn dots_of_halves<C: ReadCodes, S: ReadScales, const ROWS: usize, const COARSE: bool>(
+unsafe fn dots_of_halves<C: ReadCodes, S: ReadScales, const ROWS: usize, const BOTH: bool>(
     panels: [Packed<'_, C, S>; BLOCK_PANELS],
     rows: *const i8,
     stride: usize,
@@ -210,7 +224,7 @@ unsafe fn dots_of_halves<C: ReadCodes, S: ReadScales, const ROWS: usize, const C
         ($half:literal, $($step:literal)*) => {
             let (mut high, mut low) = (zeros, zeros);
             steps!(panels, group, rows, stride, high, low, $($step)*);
-            let products = joined(high, low);
+            let products = if C::NARROW || !BOTH { low } else { joined(high, low) };
             for p in 0..BLOCK_PANELS {
                 let factor = panels[p].factors(group)[$half];
                 for r in 0..ROWS {
@@ -233,7 +247,7 @@ unsafe fn dots_of_halves<C: ReadCodes, S: ReadScales, const ROWS: usize, const C
 /// stride.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn add_pair<C: ReadCodes, S: ReadScales, const ROWS: usize, const COARSE: bool>(
+unsafe fn add_pair<C: ReadCodes, S: ReadScales, const ROWS: usize, const BOTH: bool>(
     panels: [Packed<'_, C, S>; BLOCK_PANELS],
     rows: *const i8,
     stride: usize,
@@ -247,7 +261,7 @@ unsafe fn add_pair<C: ReadCodes, S: ReadScales, const ROWS: usize, const COARSE:
         ($half:literal, $($step:literal)*) => {
             let (mut high, mut low) = (zeros, zeros);
             steps!(panels, group, rows, stride, high, low, $($step)*);
-            let products = joined(high, low);
+            let products = if C::NARROW || !BOTH { low } else { joined(high, low) };
             for p in 0..BLOCK_PANELS {
                 let scale = panels[p].pair(group)[$half];
                 for r in 0..ROWS {

@@ -105,6 +105,18 @@ struct Block {
 }
 
 impl Block {
+    /// Returns the steps in which any of the first rows has a high part, as bits.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512vl")]
+    unsafe fn outlying<const N: usize>(self) -> u32 {
+        let mut all = _mm256_setzero_si256();
+        for row in 0..N {
+            // SAFETY: the caller guarantees that there are the rows, whose high parts are a register.
+            all = _mm256_or_si256(all, unsafe { _mm256_loadu_si256(self.codes.add(row * self.stride).cast()) });
+        }
+        u32::from(_mm256_test_epi32_mask(all, all))
+    }
+
     /// Broadcasts four inputs of a row.
     #[inline]
     #[target_feature(enable = "avx512f")]
@@ -290,37 +302,52 @@ unsafe fn add_halves<const N: usize, const COARSE: bool>(
     }
 }
 
-/// Returns the exact products of some steps of a group: those with the rows' high parts, shifted, and those with their low parts, which
-/// are zero with `COARSE`.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+/// Returns the exact products of some steps of a group: those with the rows' high parts, shifted, and those with their low parts. With
+/// `COARSE`, only outlying steps have high parts.
+#[inline(always)]
 unsafe fn dots<const N: usize, const COARSE: bool>(group: &Group, block: Block, first: usize, count: usize) -> Dots<N> {
-    let mut sums = [[_mm512_setzero_si512(); N]; BLOCK_PANELS];
     // The compiler would unroll loops whose ends it knows, and then keep more in memory than in registers.
     let end = black_box(first + count);
     // SAFETY: the caller guarantees this; a group of a row has STEPS words of each part.
     unsafe {
-        for step in first..end {
-            add_step(&mut sums, group, step, block, 4 * step);
-        }
-        for sums in &mut sums {
-            for sum in sums {
-                *sum = _mm512_slli_epi32::<LOW_BITS>(*sum);
+        let mut sums = [[_mm512_setzero_si512(); N]; BLOCK_PANELS];
+        if COARSE {
+            let mut steps = block.outlying::<N>() & ((1 << end) - (1 << first));
+            if steps != 0 {
+                while steps != 0 {
+                    let step = steps.trailing_zeros() as usize;
+                    add_step(&mut sums, group, step, block, 4 * step);
+                    steps &= steps - 1;
+                }
+                shift(&mut sums);
             }
-        }
-        if !COARSE {
+        } else {
             for step in first..end {
-                add_step(&mut sums, group, step, block, GROUP + 4 * step);
+                add_step(&mut sums, group, step, block, 4 * step);
             }
+            shift(&mut sums);
+        }
+        for step in first..end {
+            add_step(&mut sums, group, step, block, GROUP + 4 * step);
+        }
+        sums
+    }
+}
+
+/// Shifts the products with high parts.
+#[inline(always)]
+unsafe fn shift<const N: usize>(sums: &mut Dots<N>) {
+    for sums in sums {
+        for sum in sums {
+            // SAFETY: the caller guarantees the instruction set.
+            *sum = unsafe { _mm512_slli_epi32::<LOW_BITS>(*sum) };
         }
     }
-    sums
 }
 
 /// Adds the products of a step with the rows' inputs at a place.
 #[expect(clippy::needless_range_loop, reason = "by index, what is in arrays ends in registers")]
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+#[inline(always)]
 unsafe fn add_step<const N: usize>(sums: &mut Dots<N>, group: &Group, step: usize, block: Block, at: usize) {
     // SAFETY: the caller guarantees this; a step fills a register.
     unsafe {

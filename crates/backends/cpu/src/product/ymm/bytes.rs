@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::four;
 use super::integers::{Dots, Way};
 use super::read::{Bytewise, ReadCodes, Steps, Stored};
-use crate::rows::LOW_BITS;
+use crate::rows::{GROUP, LOW_BITS};
 use crate::weights::STEPS;
 
 /// Number of rows that are multiplied at once: their sums, and a step's codes and inputs, fill the registers.
@@ -22,8 +22,8 @@ pub(super) trait Multiply {
     unsafe fn dots<const N: usize>(codes: &impl Steps, rows: [*const u8; N], steps: Range<usize>) -> [[__m256i; N]; 2];
 }
 
-/// Bytes times the high and the low parts, pairs of products in 16 bits. The sum of `PAUSE` products of the high parts
-/// does not saturate.
+/// Bytes times the high and the low parts, pairs of products in 16 bits. The sum of `PAUSE` products of parts of 8 bits does not
+/// saturate. With `COARSE`, only outlying steps have high parts.
 pub(super) struct Bytes<const PAUSE: usize, const COARSE: bool>;
 
 /// Bytes times the high and the low parts, four products in 32 bits: AVX-VNNI.
@@ -34,44 +34,90 @@ impl<const PAUSE: usize, const COARSE: bool> Multiply for Bytes<PAUSE, COARSE> {
     unsafe fn dots<const N: usize>(codes: &impl Steps, rows: [*const u8; N], steps: Range<usize>) -> [[__m256i; N]; 2] {
         // SAFETY: the caller guarantees this.
         unsafe {
-            let zeros = [[_mm256_setzero_si256(); N]; 2];
-            let (mut dots, mut low) = (zeros, zeros);
+            let mut dots = [[_mm256_setzero_si256(); N]; 2];
+            if COARSE {
+                add_bytes::<PAUSE, N>(codes, rows.map(|row| row.add(GROUP)), steps.clone(), 1, &mut dots);
+                if has_high_parts(rows) {
+                    add_bytes::<PAUSE, N>(codes, rows, steps, 1 << LOW_BITS, &mut dots);
+                }
+                return dots;
+            }
+            let mut low = [[_mm256_setzero_si256(); N]; 2];
             for from in steps.clone().step_by(PAUSE) {
-                let mut high = zeros;
+                let mut high = [[_mm256_setzero_si256(); N]; 2];
                 for step in from..(from + PAUSE).min(steps.end) {
                     let codes = codes.step(step);
-                    for r in 0..N {
-                        let a = four(rows[r], step);
-                        for h in 0..2 {
-                            high[h][r] = _mm256_add_epi16(high[h][r], _mm256_maddubs_epi16(codes[h], a));
-                        }
-                        if COARSE {
-                            continue;
-                        }
+                    for (r, row) in rows.into_iter().enumerate() {
+                        add_products(&mut high, r, codes, four(row, step));
                         // Low parts are at most 8 in magnitude: their sums need no pause.
-                        let a = four(rows[r], STEPS + step);
-                        for h in 0..2 {
-                            low[h][r] = _mm256_add_epi16(low[h][r], _mm256_maddubs_epi16(codes[h], a));
-                        }
+                        add_products(&mut low, r, codes, four(row, STEPS + step));
                     }
                 }
-                for h in 0..2 {
-                    for r in 0..N {
-                        let products = _mm256_madd_epi16(high[h][r], _mm256_set1_epi16(1 << LOW_BITS));
-                        dots[h][r] = _mm256_add_epi32(dots[h][r], products);
-                    }
-                }
+                add_pairs(&mut dots, high, 1 << LOW_BITS);
             }
-            if !COARSE {
-                for h in 0..2 {
-                    for r in 0..N {
-                        let products = _mm256_madd_epi16(low[h][r], _mm256_set1_epi16(1));
-                        dots[h][r] = _mm256_add_epi32(dots[h][r], products);
-                    }
-                }
-            }
+            add_pairs(&mut dots, low, 1);
             dots
         }
+    }
+}
+
+/// Adds the products with parts of 8 bits at these addresses, times a factor.
+#[inline(always)]
+unsafe fn add_bytes<const PAUSE: usize, const N: usize>(
+    codes: &impl Steps,
+    parts: [*const u8; N],
+    steps: Range<usize>,
+    factor: i16,
+    dots: &mut [[__m256i; N]; 2],
+) {
+    // SAFETY: the caller guarantees this.
+    unsafe {
+        for from in steps.clone().step_by(PAUSE) {
+            let mut sums = [[_mm256_setzero_si256(); N]; 2];
+            for step in from..(from + PAUSE).min(steps.end) {
+                let codes = codes.step(step);
+                for (r, part) in parts.into_iter().enumerate() {
+                    add_products(&mut sums, r, codes, four(part, step));
+                }
+            }
+            add_pairs(dots, sums, factor);
+        }
+    }
+}
+
+/// Adds the products of a step with four inputs of a row to its sums.
+#[inline(always)]
+unsafe fn add_products<const N: usize>(sums: &mut [[__m256i; N]; 2], row: usize, codes: [__m256i; 2], inputs: __m256i) {
+    for h in 0..2 {
+        // SAFETY: the caller guarantees this.
+        sums[h][row] = unsafe { _mm256_add_epi16(sums[h][row], _mm256_maddubs_epi16(codes[h], inputs)) };
+    }
+}
+
+/// Adds pairs of sums of 16 bits, times a factor.
+#[inline(always)]
+unsafe fn add_pairs<const N: usize>(dots: &mut [[__m256i; N]; 2], sums: [[__m256i; N]; 2], factor: i16) {
+    for h in 0..2 {
+        for r in 0..N {
+            // SAFETY: the caller guarantees this.
+            unsafe {
+                let products = _mm256_madd_epi16(sums[h][r], _mm256_set1_epi16(factor));
+                dots[h][r] = _mm256_add_epi32(dots[h][r], products);
+            }
+        }
+    }
+}
+
+/// Returns whether any of the rows has a high part in its group.
+#[inline(always)]
+unsafe fn has_high_parts<const N: usize>(rows: [*const u8; N]) -> bool {
+    // SAFETY: the caller guarantees this; the high parts are a register.
+    unsafe {
+        let mut all = _mm256_setzero_si256();
+        for row in rows {
+            all = _mm256_or_si256(all, _mm256_loadu_si256(row.cast()));
+        }
+        _mm256_testz_si256(all, all) == 0
     }
 }
 
@@ -82,19 +128,20 @@ impl<const COARSE: bool> Multiply for Vnni<COARSE> {
         unsafe {
             let zeros = [[_mm256_setzero_si256(); N]; 2];
             let (mut high, mut low) = (zeros, zeros);
+            let both = !COARSE || has_high_parts(rows);
             for step in steps {
                 let codes = codes.step(step);
                 for r in 0..N {
-                    let a = four(rows[r], step);
-                    for h in 0..2 {
-                        high[h][r] = _mm256_dpbusd_avx_epi32(high[h][r], codes[h], a);
-                    }
-                    if COARSE {
-                        continue;
-                    }
                     let a = four(rows[r], STEPS + step);
                     for h in 0..2 {
                         low[h][r] = _mm256_dpbusd_avx_epi32(low[h][r], codes[h], a);
+                    }
+                    if !both {
+                        continue;
+                    }
+                    let a = four(rows[r], step);
+                    for h in 0..2 {
+                        high[h][r] = _mm256_dpbusd_avx_epi32(high[h][r], codes[h], a);
                     }
                 }
             }
