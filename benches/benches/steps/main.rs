@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use octavo_backend_cpu::probe::{Limits, ProbeConfig};
-use octavo_backend_cpu::{CpuBackend, CpuConfig};
+use octavo_backend_cpu::{ActivationBits, CpuBackend, CpuConfig};
 use octavo_bench::roofline::StepLayout;
 use octavo_benches::peers::roof::Need;
 use octavo_models::{Checkpoint, EncodedImage, ImageGrid, VisionConfig, build_programs};
@@ -66,8 +66,9 @@ fn run(arguments: Vec<String>) -> Result<(), Box<dyn Error>> {
     let checkpoint = if shape_only { Checkpoint::open_without_weights(&path)? } else { Checkpoint::open(&path)? };
     let programs = build_programs(&checkpoint)?;
     let program = programs.decoder;
-    let coarse_activations = std::env::var("OCTAVO_CPU_ACTIVATION_BITS").is_ok_and(|bits| bits == "8");
-    let mut backend = CpuBackend::new(CpuConfig { isa, coarse_activations, ..CpuConfig::default() })?;
+    let twelve = std::env::var("OCTAVO_CPU_ACTIVATION_BITS").is_ok_and(|bits| bits == "12");
+    let activations = if twelve { ActivationBits::Twelve } else { ActivationBits::Eight };
+    let mut backend = CpuBackend::new(CpuConfig { isa, activations, ..CpuConfig::default() })?;
     let limits = Limits::measure(&ProbeConfig::default())?;
     println!(
         "{} kernels, {} threads; {:.1} GB/s of reads",

@@ -39,7 +39,7 @@ mod rows;
 mod tiles;
 mod weights;
 
-pub use backend::{CpuBackend, CpuConfig};
+pub use backend::{ActivationBits, CpuBackend, CpuConfig};
 pub use isa::Isa;
 pub use kv::KvDtype;
 pub use memory::return_free_pages;

@@ -2,7 +2,7 @@
 //! and have the same bits however the sequences are divided into steps.
 
 use octavo_backend_candle::CandleBackend;
-use octavo_backend_cpu::{CpuBackend, CpuConfig, Isa, KvDtype, WeightDtype};
+use octavo_backend_cpu::{ActivationBits, CpuBackend, CpuConfig, Isa, KvDtype, WeightDtype};
 use octavo_ops::testing::suite::{Suite, models, real_sizes};
 use octavo_ops::testing::{
     MemoryWeights, PagedBatches, Reference, Rounding, Scales, TestRng, TinyExperts, TinyLatent, TinyModel,
@@ -17,24 +17,32 @@ const INT8: CpuConfig = CpuConfig {
     isa: None,
     weights: WeightDtype::AsStored,
     kv: KvDtype::Int8,
-    coarse_activations: false,
+    activations: ActivationBits::Twelve,
     copies_bytes: 0,
 };
 
 /// Configuration with keys and values in e4m3.
 const FP8: CpuConfig = CpuConfig { kv: KvDtype::Fp8, ..INT8 };
 
+/// Configuration with keys and values in bf16.
+const BF16: CpuConfig = CpuConfig { kv: KvDtype::Bf16, ..INT8 };
+
 /// Configuration with activations in 8 bits.
-const COARSE: CpuConfig = CpuConfig { coarse_activations: true, kv: KvDtype::Bf16, ..INT8 };
+const COARSE: CpuConfig = CpuConfig { activations: ActivationBits::Eight, ..BF16 };
 
 /// Returns a configuration with each type of keys and values.
 fn caches() -> impl Strategy<Value = CpuConfig> {
-    proptest::sample::select(vec![CpuConfig::default(), INT8, FP8])
+    proptest::sample::select(vec![BF16, INT8, FP8])
+}
+
+/// Returns a configuration with each precision of activations.
+fn precisions() -> impl Strategy<Value = CpuConfig> {
+    proptest::sample::select(vec![BF16, COARSE])
 }
 
 /// Runs a test for each available instruction set and prints the others.
 fn each(test: impl Fn(&Suite<'_>)) {
-    each_with(CpuConfig::default(), test);
+    each_with(BF16, test);
 }
 
 /// Does the same with a configuration.
@@ -97,7 +105,11 @@ proptest! {
     }
 
     #[test]
-    fn bits_do_not_depend_on_the_batch(model in models(), seed in any::<u64>(), config in caches()) {
+    fn bits_do_not_depend_on_the_batch(
+        model in models(),
+        seed in any::<u64>(),
+        config in prop_oneof![3 => caches(), 1 => Just(COARSE)],
+    ) {
         each_case(config, |suite| suite.same_bits(&model, seed))?;
     }
 
@@ -106,12 +118,12 @@ proptest! {
         model in models().prop_filter("too few columns", |model| model.hidden >= 8),
         tokens in 1usize..50,
     ) {
-        each_case(CpuConfig::default(), |suite| suite.near_adapted(&model, tokens, Rounding::BF16, 4.0))?;
+        each_case(BF16, |suite| suite.near_adapted(&model, tokens, Rounding::BF16, 4.0))?;
     }
 
     #[test]
-    fn bits_do_not_depend_on_adapters_of_others(model in models(), seed in any::<u64>()) {
-        each_case(CpuConfig::default(), |suite| suite.same_bits_adapted(&model, seed))?;
+    fn bits_do_not_depend_on_adapters_of_others(model in models(), seed in any::<u64>(), config in precisions()) {
+        each_case(config, |suite| suite.same_bits_adapted(&model, seed))?;
     }
 
     #[test]
@@ -120,12 +132,16 @@ proptest! {
         tokens in 1usize..20,
     ) {
         let reference = Reference::new(&model, tokens, Rounding::BF16);
-        each_case(CpuConfig::default(), |suite| suite.near_meaning(&reference, 4.0))?;
+        each_case(BF16, |suite| suite.near_meaning(&reference, 4.0))?;
     }
 
     #[test]
-    fn bits_of_experts_do_not_depend_on_the_batch(model in models_with_experts(), seed in any::<u64>()) {
-        each_case(CpuConfig::default(), |suite| suite.same_bits(&model, seed))?;
+    fn bits_of_experts_do_not_depend_on_the_batch(
+        model in models_with_experts(),
+        seed in any::<u64>(),
+        config in precisions(),
+    ) {
+        each_case(config, |suite| suite.same_bits(&model, seed))?;
     }
 
     #[test]
@@ -133,12 +149,16 @@ proptest! {
         model in models_with_experts().prop_filter("too few columns", |model| model.hidden >= 8),
         tokens in 1usize..20,
     ) {
-        each_case(CpuConfig::default(), |suite| suite.near_adapted(&model, tokens, Rounding::BF16, 4.0))?;
+        each_case(BF16, |suite| suite.near_adapted(&model, tokens, Rounding::BF16, 4.0))?;
     }
 
     #[test]
-    fn bits_of_experts_do_not_depend_on_adapters_of_others(model in models_with_experts(), seed in any::<u64>()) {
-        each_case(CpuConfig::default(), |suite| suite.same_bits_adapted(&model, seed))?;
+    fn bits_of_experts_do_not_depend_on_adapters_of_others(
+        model in models_with_experts(),
+        seed in any::<u64>(),
+        config in precisions(),
+    ) {
+        each_case(config, |suite| suite.same_bits_adapted(&model, seed))?;
     }
 
     #[test]
@@ -165,7 +185,7 @@ proptest! {
         model in image_models(),
         images in proptest::collection::vec(1usize..12, 1..4),
     ) {
-        each_case(CpuConfig::default(), |suite| suite.images_are_near(&model, Rounding::BF16, 4.0, &images))?;
+        each_case(BF16, |suite| suite.images_are_near(&model, Rounding::BF16, 4.0, &images))?;
     }
 
     #[test]
@@ -173,7 +193,7 @@ proptest! {
         model in image_models(),
         images in proptest::collection::vec(1usize..12, 1..4),
     ) {
-        each_case(CpuConfig::default(), |suite| suite.images_have_the_same_bits(&model, &images))?;
+        each_case(BF16, |suite| suite.images_have_the_same_bits(&model, &images))?;
     }
 
     #[test]
@@ -181,7 +201,7 @@ proptest! {
         model in text_models(),
         texts in proptest::collection::vec(1usize..40, 1..4),
     ) {
-        each_case(CpuConfig::default(), |suite| suite.texts_are_near(&model, Rounding::BF16, 4.0, &texts))?;
+        each_case(BF16, |suite| suite.texts_are_near(&model, Rounding::BF16, 4.0, &texts))?;
     }
 
     #[test]
@@ -189,7 +209,7 @@ proptest! {
         model in text_models(),
         texts in proptest::collection::vec(1usize..40, 1..4),
     ) {
-        each_case(CpuConfig::default(), |suite| suite.texts_have_the_same_bits(&model, &texts))?;
+        each_case(BF16, |suite| suite.texts_have_the_same_bits(&model, &texts))?;
     }
 }
 
@@ -226,7 +246,7 @@ fn bits_do_not_depend_on_the_batch_at_real_sizes() {
 
 #[test]
 fn logits_at_real_sizes_are_near_the_naive_ones() {
-    for config in [CpuConfig::default(), INT8, FP8] {
+    for config in [BF16, INT8, FP8] {
         let reference = Reference::new(&real_sizes(300), 12, rounding(config));
         each_with(config, |suite| suite.near_meaning(&reference, 1.0).unwrap());
     }
@@ -242,7 +262,7 @@ fn many_latents() -> TinyModel {
 #[test]
 fn latents_of_real_sizes_are_near_the_naive_ones() {
     for (model, tokens) in [(real_latents(20), 20), (many_latents(), 140)] {
-        for config in [CpuConfig::default(), INT8, FP8] {
+        for config in [BF16, INT8, FP8] {
             let reference = Reference::new(&model, tokens, rounding(config));
             each_with(config, |suite| suite.near_meaning(&reference, 4.0).unwrap());
         }
@@ -269,7 +289,7 @@ fn every_format_of_latents_means_what_candle_reads() {
 /// Steps of one row divide the heads among the threads, and larger ones do not.
 #[test]
 fn bits_of_many_latents_do_not_depend_on_the_batch() {
-    for config in [CpuConfig::default(), INT8, FP8] {
+    for config in [BF16, INT8, FP8] {
         each_with(config, |suite| suite.same_bits(&many_latents(), 6).unwrap());
     }
 }
@@ -277,7 +297,7 @@ fn bits_of_many_latents_do_not_depend_on_the_batch() {
 #[test]
 fn a_latent_takes_the_memory_of_one_row() {
     for (kv, bytes) in [(KvDtype::Bf16, 16 * 576 * 2), (KvDtype::Int8, 16 * (576 + 2 * 4)), (KvDtype::Fp8, 16 * 576)] {
-        let backend = CpuBackend::new(CpuConfig { threads: Some(1), kv, ..CpuConfig::default() }).unwrap();
+        let backend = CpuBackend::new(CpuConfig { threads: Some(1), kv, ..BF16 }).unwrap();
         let layers = vec![HeadShape::latent(16, 512, 64)];
         assert_eq!(backend.kv_block_bytes(&KvGroup { layers, scales: vec![], window: None }, 16), bytes, "{kv}");
     }
@@ -286,7 +306,7 @@ fn a_latent_takes_the_memory_of_one_row() {
 #[test]
 fn a_key_of_8_bits_takes_about_half_the_memory() {
     let bytes = |kv| {
-        let backend = CpuBackend::new(CpuConfig { threads: Some(1), kv, ..CpuConfig::default() }).unwrap();
+        let backend = CpuBackend::new(CpuConfig { threads: Some(1), kv, ..BF16 }).unwrap();
         let layers = vec![HeadShape::new(9, 3, 64); 2];
         backend.kv_block_bytes(&KvGroup { layers, scales: vec![], window: None }, 16)
     };
@@ -428,10 +448,10 @@ fn bits_of_adapters_do_not_depend_on_the_batch_at_real_sizes() {
 #[test]
 fn bits_do_not_depend_on_the_number_of_threads() {
     let one = || -> Box<dyn Backend> {
-        Box::new(CpuBackend::new(CpuConfig { threads: Some(1), ..CpuConfig::default() }).expect("the threads start"))
+        Box::new(CpuBackend::new(CpuConfig { threads: Some(1), ..BF16 }).expect("the threads start"))
     };
     let five = || -> Box<dyn Backend> {
-        Box::new(CpuBackend::new(CpuConfig { threads: Some(5), ..CpuConfig::default() }).expect("the threads start"))
+        Box::new(CpuBackend::new(CpuConfig { threads: Some(5), ..BF16 }).expect("the threads start"))
     };
     // Only 0 is below the smallest number, so the bits must be equal.
     let [one, five] = [&one as &dyn Fn() -> Box<dyn Backend>, &five].map(|backend| Suite {
@@ -459,7 +479,7 @@ fn the_contract_is_kept() {
 
 #[test]
 fn what_is_no_number_reaches_no_row_before_it() {
-    for config in [CpuConfig::default(), INT8, FP8] {
+    for config in [BF16, INT8, FP8] {
         for model in [quantised(StorageType::F32), quantised_latents(StorageType::F32)] {
             each_with(config, |suite| suite.what_is_no_number_reaches_no_row_before_it(&model));
         }

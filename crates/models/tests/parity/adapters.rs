@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use octavo_backend_candle::CandleBackend;
-use octavo_backend_cpu::{CpuBackend, CpuConfig};
+use octavo_backend_cpu::ActivationBits;
 use octavo_models::progress::Silent;
 use octavo_models::{AdapterTargets, Checkpoint, MergeOptions, Merged, build_program, merge};
 use octavo_ops::{AdapterSource, Backend, WeightSource};
@@ -13,7 +13,7 @@ use safetensors::SafeTensors;
 use crate::dequantise::read;
 use crate::golden::{check_checkpoint, check_session};
 use crate::limits::{CANDLE, MERGED, on_cpu};
-use crate::support::{Golden, Session, checkpoint, instruction_sets, testdata, words};
+use crate::support::{Golden, Session, checkpoint, cpu, instruction_sets, testdata, words};
 
 /// Every adapter, with its base, and what was merged: changed and unpacked weights.
 const ADAPTERS: [(&str, &str, usize, usize); 8] = [
@@ -95,8 +95,7 @@ fn logits_with_an_adapter_are_those_of_peft() {
         let candle = session(Box::new(CandleBackend::new()));
         check_session(candle, &format!("{base} with {name} on candle"), &golden, vocab, CANDLE);
         for isa in instruction_sets() {
-            let backend = CpuBackend::new(CpuConfig { isa: Some(isa), ..CpuConfig::default() }).unwrap();
-            let session = session(Box::new(backend));
+            let session = session(Box::new(cpu(isa, ActivationBits::Twelve)));
             let limit = on_cpu(&format!("{base} with {name}"), isa);
             check_session(session, &format!("{base} with {name} on {isa}"), &golden, vocab, limit);
         }

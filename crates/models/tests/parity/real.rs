@@ -3,14 +3,14 @@
 use std::ops::Range;
 
 use half::bf16;
-use octavo_backend_cpu::{CpuBackend, CpuConfig, Isa};
+use octavo_backend_cpu::{ActivationBits, Isa};
 use octavo_models::catalog::DEFAULT_MODEL;
 use octavo_models::{Checkpoint, InspectOptions, build_program, inspect, testing};
 use octavo_ops::{Program, StorageType, TensorData, WeightError, WeightSource};
 use safetensors::SafeTensors;
 
 use crate::dequantise::read;
-use crate::support::{Session, instruction_sets, testdata, words};
+use crate::support::{Session, cpu, instruction_sets, testdata, words};
 
 /// Number of log-probabilities stored per position.
 const TOP: usize = 8;
@@ -18,10 +18,11 @@ const TOP: usize = 8;
 const CLEAR_MARGIN: f32 = 0.1;
 /// Minimum share of clear positions with the same first token, and maximum median difference of log-probabilities: in f32.
 const F32: [f64; 2] = [0.999, 1e-4];
-/// With 12-bit activations and a bf16 cache.
-const ROUNDED: [f64; 2] = [0.99, 0.015];
-/// With activations in bf16 too, where the processor multiplies them.
-const BF16: [f64; 2] = [0.99, 0.025];
+/// With quantised activations, by their precision, and a bf16 cache.
+const ROUNDED: [(ActivationBits, [f64; 2]); 2] =
+    [(ActivationBits::Twelve, [0.99, 0.015]), (ActivationBits::Eight, [0.99, 0.05])];
+/// With activations in bf16, where the processor multiplies them.
+const BF16: [(ActivationBits, [f64; 2]); 1] = [(ActivationBits::Eight, [0.99, 0.025])];
 /// Tokens of a step.
 const MOST: usize = 512;
 /// Number of texts for slow comparisons, unless this variable is set.
@@ -148,9 +149,12 @@ fn smollm2_q4_1_agrees_with_pytorch() {
     reference.compare(&mut session, few, MOST).assert_parity(&format!("{DEFAULT_MODEL} on candle"), F32);
     // The portable instruction set is slow, and its integers equal those of the others.
     for isa in instruction_sets().filter(|&isa| isa != Isa::Portable) {
-        let mut session = Session::on_cpu(isa, &checkpoint, longest(&texts));
-        let texts = if isa >= Isa::Avx512 { &texts } else { few };
-        reference.compare(&mut session, texts, MOST).assert_parity(&format!("{DEFAULT_MODEL} on {isa}"), ROUNDED);
+        let texts_of = if isa >= Isa::Avx512 { &texts } else { few };
+        for (bits, limits) in ROUNDED {
+            let mut session = Session::on(Box::new(cpu(isa, bits)), &checkpoint, longest(&texts), None);
+            let tally = reference.compare(&mut session, texts_of, MOST);
+            tally.assert_parity(&format!("{DEFAULT_MODEL} on {isa}, {bits:?}"), limits);
+        }
     }
 }
 
@@ -159,16 +163,24 @@ fn longest(texts: &[Range<usize>]) -> usize {
 }
 
 /// Compares the results on the fastest instruction set, and on all of them if the variable is set.
-fn check(name: &str, checkpoint: &Checkpoint, weights: &dyn WeightSource, program: &Program, limits: [f64; 2]) {
+fn check(
+    name: &str,
+    checkpoint: &Checkpoint,
+    weights: &dyn WeightSource,
+    program: &Program,
+    limits: &[(ActivationBits, [f64; 2])],
+) {
     let reference = Reference::read(name);
     let texts = reference.texts();
     let fastest = instruction_sets().last().unwrap();
     let all = std::env::var_os(ALL).is_some();
     for isa in instruction_sets().filter(|&isa| isa == fastest || (all && isa != Isa::Portable)) {
-        let backend = CpuBackend::new(CpuConfig { isa: Some(isa), ..CpuConfig::default() }).unwrap();
-        let mut session = Session::load(Box::new(backend), program, weights, longest(&texts));
-        let tally = reference.compare(&mut session, &texts, MOST);
-        tally.assert_parity(&format!("{name} ({}) on {isa}", checkpoint.config().family.name()), limits);
+        for &(bits, limits) in limits {
+            let mut session = Session::load(Box::new(cpu(isa, bits)), program, weights, longest(&texts));
+            let tally = reference.compare(&mut session, &texts, MOST);
+            let family = checkpoint.config().family.name();
+            tally.assert_parity(&format!("{name} ({family}) on {isa}, {bits:?}"), limits);
+        }
     }
 }
 
@@ -178,7 +190,7 @@ fn check(name: &str, checkpoint: &Checkpoint, weights: &dyn WeightSource, progra
 fn a_long_text_agrees_with_pytorch() {
     let path = testing::default_model();
     let checkpoint = Checkpoint::open(&path).unwrap();
-    check("smollm2-long", &checkpoint, &checkpoint, &build_program(&checkpoint).unwrap(), ROUNDED);
+    check("smollm2-long", &checkpoint, &checkpoint, &build_program(&checkpoint).unwrap(), &ROUNDED);
 }
 
 /// The same model with weights in bf16.
@@ -191,7 +203,7 @@ fn smollm2_in_bf16_agrees_with_pytorch() {
     for part in program.weights.iter_mut().flat_map(|weight| &mut weight.parts) {
         part.storage = StorageType::BF16;
     }
-    check("smollm2-bf16", &checkpoint, &InBf16(&checkpoint), &program, BF16);
+    check("smollm2-bf16", &checkpoint, &InBf16(&checkpoint), &program, &BF16);
 }
 
 #[test]
@@ -199,7 +211,7 @@ fn smollm2_in_bf16_agrees_with_pytorch() {
 fn gemma_3_270m_agrees_with_pytorch() {
     let path = testing::catalog_model("gemma-3-270m");
     let checkpoint = Checkpoint::open(&path).unwrap();
-    check("gemma3-270m", &checkpoint, &checkpoint, &build_program(&checkpoint).unwrap(), ROUNDED);
+    check("gemma3-270m", &checkpoint, &checkpoint, &build_program(&checkpoint).unwrap(), &ROUNDED);
 }
 
 /// A checkpoint whose tensors are rounded to bf16.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use octavo_backend_candle::CandleBackend;
-use octavo_backend_cpu::{CpuBackend, CpuConfig, Isa};
+use octavo_backend_cpu::{ActivationBits, CpuBackend, CpuConfig, Isa};
 use octavo_models::{Checkpoint, build_program};
 use octavo_ops::testing::in_each_group;
 use octavo_ops::{AdapterSource, Backend, BlockTables, Op, Program, Rope, StepBatch, WeightSource};
@@ -131,8 +131,7 @@ impl Session {
 
     /// Creates a session on the CPU backend with an instruction set that the machine supports.
     pub(crate) fn on_cpu(isa: Isa, checkpoint: &Checkpoint, capacity: usize) -> Self {
-        let backend = CpuBackend::new(CpuConfig { threads: None, isa: Some(isa), ..CpuConfig::default() }).unwrap();
-        Self::on(Box::new(backend), checkpoint, capacity, None)
+        Self::on(Box::new(cpu(isa, ActivationBits::Twelve)), checkpoint, capacity, None)
     }
 
     /// Loads the program and allocates blocks for `capacity` tokens.
@@ -229,11 +228,16 @@ impl Device {
     pub(crate) fn all() -> Vec<Self> {
         let candle = Self { name: "candle", backend: Box::new(CandleBackend::new()), isa: None };
         let on_cpu = |isa: Isa| {
-            let config = CpuConfig { isa: Some(isa), ..CpuConfig::default() };
-            Self { name: isa.name(), backend: Box::new(CpuBackend::new(config).unwrap()), isa: Some(isa) }
+            let backend = Box::new(cpu(isa, ActivationBits::Twelve));
+            Self { name: isa.name(), backend, isa: Some(isa) }
         };
         std::iter::once(candle).chain(instruction_sets().map(on_cpu)).collect()
     }
+}
+
+/// Returns the CPU backend with an instruction set that the machine supports. Wrong products show best with 12 bits.
+pub(crate) fn cpu(isa: Isa, activations: ActivationBits) -> CpuBackend {
+    CpuBackend::new(CpuConfig { isa: Some(isa), activations, ..CpuConfig::default() }).unwrap()
 }
 
 /// Returns the instruction sets that this machine supports and prints those it does not.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 #[cfg(feature = "candle")]
 use octavo_backend_candle::CandleBackend;
-use octavo_backend_cpu::{CpuBackend, CpuConfig, KvDtype, WeightDtype};
+use octavo_backend_cpu::{ActivationBits, CpuBackend, CpuConfig, KvDtype, WeightDtype};
 use octavo_backend_cuda::{
     AdapterRoom, CacheType, CudaBackend, CudaConfig, DeviceInfo, Memory, Tuning, early_launches, named_folders, probe,
 };
@@ -137,7 +137,10 @@ pub(crate) fn choose(args: &ComposeArgs) -> Result<Choice> {
         isa: args.model.cpu_isa,
         weights: weight_dtype(args.model.dtype),
         kv: kv_dtype(&args.model.kv_cache_dtype)?,
-        coarse_activations: args.model.cpu_activation_bits.as_deref() == Some("8"),
+        activations: match args.model.cpu_activation_bits.as_deref() {
+            Some("12") => ActivationBits::Twelve,
+            _ => ActivationBits::Eight,
+        },
         copies_bytes: copies_bytes(args.model.cpu_numa, args.engine.kv_cache_memory_bytes, system::available_memory()),
     }))
 }
