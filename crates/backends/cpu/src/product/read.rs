@@ -16,6 +16,11 @@ pub(super) trait ReadCodes: Copy {
     /// # Safety
     /// The conditions of [`Packed::step`] apply.
     unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> __m512i;
+
+    /// Returns the place of a group's codes, if they are stored as their steps are, one after the other.
+    fn stored(_panel: *const u8, _layout: &Layout, _group: usize) -> Option<*const u8> {
+        None
+    }
 }
 
 /// Reads the scales of a stored panel.
@@ -77,6 +82,12 @@ impl<C: ReadCodes, S: ReadScales> Packed<'_, C, S> {
     pub(super) unsafe fn step(self, group: usize, step: usize) -> __m512i {
         // SAFETY: the caller guarantees this.
         unsafe { C::step(self.at, self.layout, group, step) }
+    }
+
+    /// Returns the place of a group's codes, if they are stored as their steps are.
+    #[inline]
+    pub(super) fn stored(self, group: usize) -> Option<*const u8> {
+        C::stored(self.at, self.layout, group)
     }
 
     /// Returns the scales and minima of a group.
@@ -212,6 +223,11 @@ impl ReadCodes for Eight {
     unsafe fn step(panel: *const u8, layout: &Layout, group: usize, step: usize) -> __m512i {
         // SAFETY: the caller guarantees this.
         unsafe { line(panel.add(layout.codes_at(Codes::Eight, group) + step * LINE)) }
+    }
+
+    #[inline]
+    fn stored(panel: *const u8, layout: &Layout, group: usize) -> Option<*const u8> {
+        Some(panel.wrapping_add(layout.codes_at(Codes::Eight, group)))
     }
 }
 

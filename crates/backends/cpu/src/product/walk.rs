@@ -91,10 +91,8 @@ pub(super) unsafe fn blocks(part: &Part, panels: Range, input: &Quant<'_>, rows:
     let pairs = panels.clone().step_by(BLOCK_PANELS).map(|from| from..(from + BLOCK_PANELS).min(panels.end));
     // A panel that does not exist repeats the last one; its results are not used.
     let weights = |pair: &Range| std::array::from_fn(|slot| part.panel((pair.start + slot).min(pair.end - 1)));
-    // Codes of 8 bits are multiplied as they are stored, and so are pairs, which tiles have no code for.
-    if rows.len() <= BLOCK_ROWS
-        || matches!(layout.kind, PanelKind::Quant(Codes::Eight, _) | PanelKind::Quant(_, Scales::Pair))
-    {
+    // Tiles have no code for pairs.
+    if rows.len() <= BLOCK_ROWS || matches!(layout.kind, PanelKind::Quant(_, Scales::Pair)) {
         let mut results: Results = [[[0.0; PANEL]; BLOCK_ROWS]; BLOCK_PANELS];
         for pair in pairs {
             for first in rows.clone().step_by(BLOCK_ROWS) {
@@ -109,7 +107,7 @@ pub(super) unsafe fn blocks(part: &Part, panels: Range, input: &Quant<'_>, rows:
         }
         return;
     }
-    let mut results: TileResults = [[[0.0; PANEL]; TILE_ROWS]; BLOCK_PANELS];
+    let mut results: TileResults = [[[0.0; PANEL]; TILE_ROWS + 1]; BLOCK_PANELS];
     for pair in pairs {
         for first in rows.clone().step_by(TILE_ROWS) {
             let count = (rows.end - first).min(TILE_ROWS);

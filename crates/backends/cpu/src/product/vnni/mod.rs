@@ -191,26 +191,26 @@ macro_rules! steps {
 }
 
 /// Returns the exact products of a group with the rows, whose codes are `stride` bytes apart.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+#[inline(always)]
 unsafe fn dots<C: ReadCodes, S: ReadScales, const ROWS: usize, const BOTH: bool>(
     panels: [Packed<'_, C, S>; BLOCK_PANELS],
     rows: *const i8,
     stride: usize,
     group: usize,
 ) -> [[__m512i; ROWS]; BLOCK_PANELS] {
-    let mut high = [[_mm512_setzero_si512(); ROWS]; BLOCK_PANELS];
-    let mut low = high;
     const { assert!(STEPS == 8) };
     // SAFETY: the caller guarantees this; a group of a row has STEPS words of each part.
-    unsafe { steps!(panels, group, rows, stride, high, low, 0 1 2 3 4 5 6 7) };
-    if C::NARROW || !BOTH { low } else { joined(high, low) }
+    unsafe {
+        let mut high = [[_mm512_setzero_si512(); ROWS]; BLOCK_PANELS];
+        let mut low = high;
+        steps!(panels, group, rows, stride, high, low, 0 1 2 3 4 5 6 7);
+        if C::NARROW || !BOTH { low } else { joined(high, low) }
+    }
 }
 
 /// Returns the same for halves with factors: the products of each half, minus the offset of its codes, times the
 /// factor. `totals` of the rows' halves have the given stride.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+#[inline(always)]
 unsafe fn dots_of_halves<C: ReadCodes, S: ReadScales, const ROWS: usize, const BOTH: bool>(
     panels: [Packed<'_, C, S>; BLOCK_PANELS],
     rows: *const i8,
@@ -218,7 +218,8 @@ unsafe fn dots_of_halves<C: ReadCodes, S: ReadScales, const ROWS: usize, const B
     group: usize,
     (totals, apart): (*const [i32; 2], usize),
 ) -> [[__m512i; ROWS]; BLOCK_PANELS] {
-    let zeros = [[_mm512_setzero_si512(); ROWS]; BLOCK_PANELS];
+    // SAFETY: the caller guarantees the instruction set.
+    let zeros = unsafe { [[_mm512_setzero_si512(); ROWS]; BLOCK_PANELS] };
     let mut dots = zeros;
     macro_rules! half {
         ($half:literal, $($step:literal)*) => {
@@ -245,8 +246,7 @@ unsafe fn dots_of_halves<C: ReadCodes, S: ReadScales, const ROWS: usize, const B
 
 /// Adds the products of a group whose halves have scales. Those of the rows, and the totals of their halves, have the given
 /// stride.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+#[inline(always)]
 unsafe fn add_pair<C: ReadCodes, S: ReadScales, const ROWS: usize, const BOTH: bool>(
     panels: [Packed<'_, C, S>; BLOCK_PANELS],
     rows: *const i8,
@@ -255,8 +255,9 @@ unsafe fn add_pair<C: ReadCodes, S: ReadScales, const ROWS: usize, const BOTH: b
     (scales, totals, apart): (*const f32, *const [i32; 2], usize),
     sums: &mut [[__m512; ROWS]; BLOCK_PANELS],
 ) {
-    let zeros = [[_mm512_setzero_si512(); ROWS]; BLOCK_PANELS];
-    let mut both = [[_mm512_setzero_ps(); ROWS]; BLOCK_PANELS];
+    // SAFETY: the caller guarantees the instruction set.
+    let (zeros, mut both) =
+        unsafe { ([[_mm512_setzero_si512(); ROWS]; BLOCK_PANELS], [[_mm512_setzero_ps(); ROWS]; BLOCK_PANELS]) };
     macro_rules! half {
         ($half:literal, $($step:literal)*) => {
             let (mut high, mut low) = (zeros, zeros);

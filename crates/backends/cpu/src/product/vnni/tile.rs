@@ -31,7 +31,7 @@ fn groups_at_once(rows: usize, cols: usize) -> usize {
 }
 
 /// Results of a tile of rows with two panels.
-pub(in super::super) type TileResults = [[[f32; PANEL]; TILE_ROWS]; BLOCK_PANELS];
+pub(in super::super) type TileResults = [[[f32; PANEL]; TILE_ROWS + 1]; BLOCK_PANELS];
 
 /// Sums of the products of a group, or of half of it.
 type Dots<const N: usize> = [[__m512i; N]; BLOCK_PANELS];
@@ -41,6 +41,8 @@ type Dots<const N: usize> = [[__m512i; N]; BLOCK_PANELS];
 struct Group {
     /// Codes as bytes, by panel and step.
     codes: [[[u8; LINE]; STEPS]; BLOCK_PANELS],
+    /// Where they are, by panel: here, or in a panel that stores them so.
+    at: [*const u8; BLOCK_PANELS],
     /// Scales and minima.
     scales: [[[f32; PANEL]; 2]; BLOCK_PANELS],
     /// Factors of both halves.
@@ -50,20 +52,24 @@ struct Group {
 impl Group {
     const ZERO: Self = Self {
         codes: [[[0; LINE]; STEPS]; BLOCK_PANELS],
+        at: [std::ptr::null(); BLOCK_PANELS],
         scales: [[[0.0; PANEL]; 2]; BLOCK_PANELS],
         factors: [[[0; PANEL]; 2]; BLOCK_PANELS],
     };
 
-    /// Unpacks a group.
+    /// Unpacks a group. It must not be moved afterwards.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn fill<C: ReadCodes, S: ReadScales>(&mut self, panels: [Packed<'_, C, S>; BLOCK_PANELS], group: usize) {
         for (p, panel) in panels.into_iter().enumerate() {
             // SAFETY: the caller guarantees that the panels have this group; a register has a line, sixteen numbers or sixteen integers.
             unsafe {
-                for (step, codes) in self.codes[p].iter_mut().enumerate() {
-                    _mm512_store_si512(codes.as_mut_ptr().cast(), panel.step(group, step));
-                }
+                self.at[p] = panel.stored(group).unwrap_or_else(|| {
+                    for (step, codes) in self.codes[p].iter_mut().enumerate() {
+                        _mm512_store_si512(codes.as_mut_ptr().cast(), panel.step(group, step));
+                    }
+                    self.codes[p].as_ptr().cast()
+                });
                 let (scale, min) = panel.scales(group);
                 _mm512_store_ps(self.scales[p][0].as_mut_ptr(), scale);
                 _mm512_store_ps(self.scales[p][1].as_mut_ptr(), min);
@@ -351,7 +357,7 @@ unsafe fn shift<const N: usize>(sums: &mut Dots<N>) {
 unsafe fn add_step<const N: usize>(sums: &mut Dots<N>, group: &Group, step: usize, block: Block, at: usize) {
     // SAFETY: the caller guarantees this; a step fills a register.
     unsafe {
-        let codes = |p: usize| _mm512_load_si512(group.codes[p][step].as_ptr().cast());
+        let codes = |p: usize| _mm512_loadu_si512(group.at[p].add(step * LINE).cast());
         let codes = [codes(0), codes(1)];
         for r in 0..N {
             let inputs = block.inputs(r, at);
