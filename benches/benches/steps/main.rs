@@ -4,8 +4,8 @@
 //! Prints the load time, the prompt tokens per second of a prefill in chunks of 512, and decode steps of several
 //! sequences (1, 8 and 32) that each have `CONTEXT` tokens (512). Below each it prints the ops by kind and shape,
 //! compared with the machine's roofline limit. If the model has an encoder of images, it is measured on square images of
-//! 256, 512 and 1024 pixels. A folder without weights, as those of `models/shapes`, gets dummy weights. `OCTAVO_CPU_ACTIVATION_BITS=8` has the effect of `--cpu-activation-bits
-//! 8`. An `ISA` of `auto` selects the best available; `MODEL` defaults to the default model.
+//! 256, 512 and 1024 pixels. A folder without weights, as those of `models/shapes`, gets dummy weights.
+//! `OCTAVO_CPU_ACTIVATION_BITS=12` has the effect of `--cpu-activation-bits 12`. An `ISA` of `auto` selects the best available; `MODEL` defaults to the default model.
 
 use std::error::Error;
 use std::fmt::Write as _;

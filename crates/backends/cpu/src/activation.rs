@@ -14,7 +14,7 @@ pub(crate) const TILE: usize = 16;
 pub(crate) struct Forms {
     /// Integers, for quantised weights.
     pub(crate) quant: bool,
-    /// Integers of 8 bits instead of 12.
+    /// Integers of 8 bits instead of 12, except outliers.
     pub(crate) coarse: bool,
     /// The integers in 16 bits too, for weights that are multiplied as such.
     pub(crate) words: bool,
@@ -149,7 +149,7 @@ pub(crate) struct Rows {
 #[derive(Clone, Copy)]
 pub(crate) struct QuantRows<'a> {
     pub(crate) cols: usize,
-    /// Whether all low parts are zero.
+    /// Whether only outlying steps have high parts.
     pub(crate) coarse: bool,
     codes: &'a [i8],
     scales: &'a [f32],

@@ -30,7 +30,8 @@ fn groups_at_once(rows: usize, cols: usize) -> usize {
     }
 }
 
-/// Results of a tile of rows with two panels.
+/// Results of a tile of rows with two panels. A row more keeps them from being 4 KiB apart: a processor that compares the last twelve bits
+/// of addresses would let a result of the second panel wait for one of the first to be stored.
 pub(in super::super) type TileResults = [[[f32; PANEL]; TILE_ROWS + 1]; BLOCK_PANELS];
 
 /// Sums of the products of a group, or of half of it.

@@ -42,8 +42,8 @@ pub(super) const TILE_ROWS: usize = 8 * BLOCK_ROWS;
 /// Number of rows up to which numbers are multiplied as they are read.
 const FEW_ROWS: usize = 4;
 
-/// Results of a tile of rows with two panels.
-type Results = [[[f32; PANEL]; TILE_ROWS]; BLOCK_PANELS];
+/// Results of a tile of rows with two panels, not 4 KiB apart, as in `vnni`.
+type Results = [[[f32; PANEL]; TILE_ROWS + 1]; BLOCK_PANELS];
 
 /// Memory of a tile of rows and of its results with two panels. A thread keeps it, because few rows are multiplied in less time than
 /// all results are set to zero.
@@ -54,7 +54,7 @@ pub(super) struct Tile {
 
 impl Default for Tile {
     fn default() -> Self {
-        Self { blocks: Blocks::default(), results: [[[0.0; PANEL]; TILE_ROWS]; BLOCK_PANELS] }
+        Self { blocks: Blocks::default(), results: [[[0.0; PANEL]; TILE_ROWS + 1]; BLOCK_PANELS] }
     }
 }
 

@@ -13,6 +13,11 @@ use crate::weights::STEPS;
 /// Number of rows that are multiplied at once: their sums, and a step's codes and inputs, fill the registers.
 pub(super) const ROWS: usize = 2;
 
+/// Returns the same for coarse rows, which have one sum for both parts: twice as many if products of all steps are added to it.
+pub(super) const fn coarse_rows(pause: usize) -> usize {
+    if pause == STEPS { 2 * ROWS } else { ROWS }
+}
+
 /// Products of a group's codes with those of a few rows.
 pub(super) trait Multiply {
     /// Returns the exact products of some steps of a group with rows whose group is at these addresses.
@@ -37,8 +42,8 @@ impl<const PAUSE: usize, const COARSE: bool> Multiply for Bytes<PAUSE, COARSE> {
             let mut dots = [[_mm256_setzero_si256(); N]; 2];
             if COARSE {
                 add_bytes::<PAUSE, N>(codes, rows.map(|row| row.add(GROUP)), steps.clone(), 1, &mut dots);
-                if has_high_parts(rows) {
-                    add_bytes::<PAUSE, N>(codes, rows, steps, 1 << LOW_BITS, &mut dots);
+                for step in Outlying::of(rows, steps) {
+                    add_bytes::<PAUSE, N>(codes, rows, step..step + 1, 1 << LOW_BITS, &mut dots);
                 }
                 return dots;
             }
@@ -108,16 +113,33 @@ unsafe fn add_pairs<const N: usize>(dots: &mut [[__m256i; N]; 2], sums: [[__m256
     }
 }
 
-/// Returns whether any of the rows has a high part in its group.
-#[inline(always)]
-unsafe fn has_high_parts<const N: usize>(rows: [*const u8; N]) -> bool {
-    // SAFETY: the caller guarantees this; the high parts are a register.
-    unsafe {
-        let mut all = _mm256_setzero_si256();
-        for row in rows {
-            all = _mm256_or_si256(all, _mm256_loadu_si256(row.cast()));
-        }
-        _mm256_testz_si256(all, all) == 0
+/// The steps of coarse rows that have high parts, as bits.
+struct Outlying(u32);
+
+impl Outlying {
+    /// Returns those among some steps in which any of the rows has a high part.
+    #[inline(always)]
+    unsafe fn of<const N: usize>(rows: [*const u8; N], steps: Range<usize>) -> Self {
+        // SAFETY: the caller guarantees this; the high parts are a register, whose words are the steps.
+        let without = unsafe {
+            let mut all = _mm256_setzero_si256();
+            for row in rows {
+                all = _mm256_or_si256(all, _mm256_loadu_si256(row.cast()));
+            }
+            _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(all, _mm256_setzero_si256())))
+        };
+        Self(!(without as u32) & ((1 << steps.end) - (1 << steps.start)))
+    }
+}
+
+impl Iterator for Outlying {
+    type Item = usize;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<usize> {
+        let step = (self.0 != 0).then(|| self.0.trailing_zeros() as usize)?;
+        self.0 &= self.0 - 1;
+        Some(step)
     }
 }
 
@@ -128,20 +150,30 @@ impl<const COARSE: bool> Multiply for Vnni<COARSE> {
         unsafe {
             let zeros = [[_mm256_setzero_si256(); N]; 2];
             let (mut high, mut low) = (zeros, zeros);
-            let both = !COARSE || has_high_parts(rows);
-            for step in steps {
+            for step in steps.clone() {
                 let codes = codes.step(step);
                 for r in 0..N {
                     let a = four(rows[r], STEPS + step);
                     for h in 0..2 {
                         low[h][r] = _mm256_dpbusd_avx_epi32(low[h][r], codes[h], a);
                     }
-                    if !both {
+                    if COARSE {
                         continue;
                     }
                     let a = four(rows[r], step);
                     for h in 0..2 {
                         high[h][r] = _mm256_dpbusd_avx_epi32(high[h][r], codes[h], a);
+                    }
+                }
+            }
+            if COARSE {
+                for step in Outlying::of(rows, steps) {
+                    let codes = codes.step(step);
+                    for r in 0..N {
+                        let a = four(rows[r], step);
+                        for h in 0..2 {
+                            high[h][r] = _mm256_dpbusd_avx_epi32(high[h][r], codes[h], a);
+                        }
                     }
                 }
             }

@@ -21,7 +21,7 @@ use super::levels::{Fp4, Nf4};
 use super::walk::Quant;
 use crate::isa::Isa;
 use crate::rows::GROUP;
-use crate::weights::{Codes, Layout, Numbers, PANEL, PanelKind, Scales, WordOrder};
+use crate::weights::{Codes, Layout, Numbers, PANEL, PanelKind, STEPS, Scales, WordOrder};
 use bytes::{Bytes, InBytes, Vnni};
 pub(super) use dense::dense;
 use integers::Integers;
@@ -117,7 +117,8 @@ pub(super) unsafe fn multiply(
             if rows.words.is_some() {
                 tile!($codes)
             } else if rows.input.coarse {
-                tile!(bytes, Integers::<$codes, InBytes<Bytes<$pause, true>>>::new(panel, layout))
+                let panel = Integers::<$codes, InBytes<Bytes<$pause, true>>>::new(panel, layout);
+                of_kind::<_, { bytes::coarse_rows($pause) }>(&panel, rows, ahead, results)
             } else {
                 tile!(bytes, Integers::<$codes, InBytes<Bytes<$pause, false>>>::new(panel, layout))
             }
@@ -180,7 +181,8 @@ pub(super) unsafe fn multiply_vnni(
     macro_rules! tile {
         ($codes:ty) => {
             if rows.input.coarse {
-                tile!(bytes, Integers::<$codes, InBytes<Vnni<true>>>::new(panel, layout))
+                let panel = Integers::<$codes, InBytes<Vnni<true>>>::new(panel, layout);
+                of_kind::<_, { bytes::coarse_rows(STEPS) }>(&panel, rows, ahead, results)
             } else {
                 tile!(bytes, Integers::<$codes, InBytes<Vnni<false>>>::new(panel, layout))
             }
