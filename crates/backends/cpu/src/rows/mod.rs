@@ -24,6 +24,9 @@ pub(crate) const LOW_BITS: u32 = 4;
 const LARGEST_CODE: f32 = (LARGEST_PART as i32 * LARGEST_OUTLIER as i32) as f32;
 const LARGEST_PART: f32 = 127.0;
 
+/// Largest magnitude of the other steps of a group, in that of an outlying step.
+const LARGEST_OTHER: f32 = 0.5;
+
 /// Largest magnitude of an outlier, in that of the other inputs of its group.
 const LARGEST_OUTLIER: f32 = (1 << LOW_BITS) as f32;
 

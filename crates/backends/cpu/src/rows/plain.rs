@@ -5,7 +5,7 @@ use octavo_ops::sampling::largest_value;
 use octavo_ops::{GluKind, NormKind, RopeStyle};
 
 use super::math::{erf, exp, fma, round, tanh};
-use super::{GROUP, LANES, LARGEST_CODE, LARGEST_OUTLIER, LARGEST_PART, LOW_BITS, Norm, QuantRow};
+use super::{GROUP, LANES, LARGEST_CODE, LARGEST_OTHER, LARGEST_OUTLIER, LARGEST_PART, LOW_BITS, Norm, QuantRow};
 
 /// Returns the sum of `f` over the elements: sixteen partial sums, added pairwise.
 #[inline(always)]
@@ -232,7 +232,7 @@ fn coarse_range(x: &[f32; GROUP]) -> (f32, [i32; GROUP]) {
         *step = x.iter().fold(0.0, |a, b| if b.abs() > a { b.abs() } else { a });
     }
     let largest = steps.iter().fold(0.0, |a, &b| if b > a { b } else { a });
-    let outlies = steps.map(|step| step > 0.5 * largest);
+    let outlies = steps.map(|step| step > LARGEST_OTHER * largest);
     let mut split = [0; GROUP];
     if outlies.iter().filter(|outlies| **outlies).count() != 1 {
         return (largest, split);

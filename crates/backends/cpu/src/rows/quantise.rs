@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{GROUP, LARGEST_CODE, LARGEST_OUTLIER, LARGEST_PART, LOW_BITS, QuantRow};
+use super::{GROUP, LARGEST_CODE, LARGEST_OTHER, LARGEST_OUTLIER, LARGEST_PART, LOW_BITS, QuantRow};
 use crate::weights::STEPS;
 
 /// Number of elements of a register.
@@ -87,7 +87,7 @@ fn coarse_range(x: &[f32; GROUP]) -> (f32, usize) {
     // The largest of each step: the even steps in the first half, and then the odd ones.
     let steps = _mm256_max_ps(steps(_mm256_unpacklo_pd(a, b)), steps(_mm256_unpackhi_pd(a, b)));
     let largest = largest_lane(steps);
-    let outlies = _mm256_cmp_ps::<_CMP_GT_OQ>(steps, _mm256_set1_ps(0.5 * largest));
+    let outlies = _mm256_cmp_ps::<_CMP_GT_OQ>(steps, _mm256_set1_ps(LARGEST_OTHER * largest));
     let lanes = _mm256_movemask_ps(outlies) as u32;
     if lanes.count_ones() != 1 {
         return (largest, NO_STEP);
