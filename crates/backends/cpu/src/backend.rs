@@ -58,7 +58,7 @@ pub enum ActivationBits {
     /// inputs, which is how llama.cpp rounds.
     #[default]
     Eight,
-    /// 12 bits: about five times as near, and up to 1.4 times as long where arithmetic limits the speed.
+    /// 12 bits: about four times as near, and up to 1.3 times as long where arithmetic limits the speed.
     Twelve,
 }
 

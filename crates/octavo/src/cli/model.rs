@@ -142,7 +142,7 @@ pub(crate) struct ModelArgs {
     /// Precision of activations that are multiplied with quantized weights [default: 8].
     ///
     /// With 8 bits, outliers and the inputs of the head have 12, and answers differ from those in float32 about half as much as
-    /// llama.cpp's do. With 12 bits, they differ a fifth as much as with 8, and large steps take up to 1.4 times as long.
+    /// llama.cpp's do. With 12 bits, they differ a quarter as much as with 8, and large steps take up to 1.3 times as long.
     #[arg(long, value_name = "BITS", value_parser = clap::builder::PossibleValuesParser::new(["8", "12"]))]
     pub(crate) cpu_activation_bits: Option<String>,
 
