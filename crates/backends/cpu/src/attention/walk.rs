@@ -7,8 +7,8 @@ pub(super) const AHEAD: usize = 2;
 pub(super) const FEW_ROWS: usize = 4;
 
 /// The loop over a block's keys, which is the same for f32 and bf16 and for every width of registers: `$score` processes
-/// `$blocks` blocks of keys, or fewer at the end, `$weigh` and `$narrow` a row's weights, `$gather` values of a tile of keys, from a key on. It is a macro
-/// because the compiler does not always inline closures that hold registers.
+/// `$blocks` blocks of keys, or fewer at the end, `$weigh` and `$narrow` a row's weights, `$gather` values of a tile of keys, from a
+/// key on. It is a macro because the compiler does not always inline closures that hold registers.
 macro_rules! walk {
     ($isa:expr, $block:ident, $rows:ident, $blocks:expr, $score:expr, $weigh:path, $narrow:expr, $gather:expr) => {{
         let Block { mut keys, sees, starts, softcap, weights, narrow_weights, out, partial, .. } = $block;

@@ -5,7 +5,7 @@ use octavo_ops::{BufferId, Glu, Op, WeightId};
 use super::{Gated, Planner, Stage, prepares_by_head};
 use crate::activation::Forms;
 use crate::product::gated;
-use crate::weights::{PanelKind, WordOrder};
+use crate::weights::{PanelKind, Part, WordOrder};
 
 impl Planner<'_> {
     /// Lets the product before a gated activation compute it, if nothing else reads its results. Returns whether it may.
@@ -80,16 +80,18 @@ impl Planner<'_> {
         products().fold(Forms::default(), |forms, (_, weight)| forms.and(self.wanted(weight, coarse)))
     }
 
+    fn parts(&self, weight: WeightId) -> impl Iterator<Item = &Part> {
+        self.weights[weight.0].matrices().iter().flat_map(|matrix| &matrix.parts)
+    }
+
     /// Returns whether activations are coarse where only products with a weight read them.
     pub(super) fn prefers_coarse(&self, weight: WeightId) -> bool {
-        let mut parts = self.weights[weight.0].matrices().iter().flat_map(|matrix| &matrix.parts);
-        self.coarse && parts.any(|part| part.layout.kind.gains_from_coarse_rows(self.isa))
+        self.coarse && self.parts(weight).any(|part| part.layout.kind.gains_from_coarse_rows(self.isa))
     }
 
     /// Returns whether products with a weight read their input in f32.
     pub(super) fn reads_plain(&self, weight: WeightId) -> bool {
-        let mut parts = self.weights[weight.0].matrices().iter().flat_map(|matrix| &matrix.parts);
-        parts.any(|part| match part.layout.kind {
+        self.parts(weight).any(|part| match part.layout.kind {
             kind if kind.takes_integers(self.isa) => false,
             PanelKind::Bf16 | PanelKind::Packed(_) => !self.isa.multiplies_bf16(),
             PanelKind::F16 | PanelKind::F32 | PanelKind::Quant(..) => true,
@@ -98,8 +100,7 @@ impl Planner<'_> {
 
     /// Returns the representations that products with a weight need of activations that are coarse or not.
     pub(super) fn wanted(&self, weight: WeightId, coarse: bool) -> Forms {
-        let parts = self.weights[weight.0].matrices().iter().flat_map(|matrix| &matrix.parts);
-        parts.fold(Forms::default(), |forms, part| {
+        self.parts(weight).fold(Forms::default(), |forms, part| {
             forms.and(match part.layout.kind {
                 kind if kind.takes_integers(self.isa) => {
                     let words = kind.words(self.isa, coarse);

@@ -118,7 +118,7 @@ unsafe fn multiply<C: ReadCodes, S: ReadScales, const ROWS: usize, const COARSE:
         // SAFETY: the caller guarantees that the panels and the rows have these groups.
         unsafe {
             let (rows, stride) = (codes.as_ptr().add(group * 2 * GROUP), 2 * input.cols);
-            let both = !COARSE || has_high_parts::<ROWS>(rows, stride);
+            let both = !COARSE || outlying::<ROWS>(rows, stride) != 0;
             let totals = (totals.as_ptr().add(group), groups);
             if S::PAIRED {
                 let scales = (scales.as_ptr().add(group), totals.0, groups);
@@ -157,16 +157,16 @@ unsafe fn multiply<C: ReadCodes, S: ReadScales, const ROWS: usize, const COARSE:
     }
 }
 
-/// Returns whether any of the rows has a high part in a group.
+/// Returns the steps of a group in which any of the rows has a high part, as bits. Their codes are `stride` bytes apart.
 #[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn has_high_parts<const ROWS: usize>(rows: *const i8, stride: usize) -> bool {
+#[target_feature(enable = "avx512f,avx512vl")]
+unsafe fn outlying<const ROWS: usize>(rows: *const i8, stride: usize) -> u32 {
     let mut all = _mm256_setzero_si256();
     for r in 0..ROWS {
         // SAFETY: the caller guarantees that there are the rows, whose high parts are a register.
         all = _mm256_or_si256(all, unsafe { _mm256_loadu_si256(rows.add(r * stride).cast()) });
     }
-    _mm256_testz_si256(all, all) == 0
+    u32::from(_mm256_test_epi32_mask(all, all))
 }
 
 /// Adds the products of some steps of a group with the low parts and, with `BOTH`, the high parts. The steps are written out, with
@@ -204,7 +204,7 @@ unsafe fn dots<C: ReadCodes, S: ReadScales, const ROWS: usize, const BOTH: bool>
         let mut high = [[_mm512_setzero_si512(); ROWS]; BLOCK_PANELS];
         let mut low = high;
         steps!(panels, group, rows, stride, high, low, 0 1 2 3 4 5 6 7);
-        if C::NARROW || !BOTH { low } else { joined(high, low) }
+        joined::<C, ROWS, BOTH>(high, low)
     }
 }
 
@@ -225,7 +225,7 @@ unsafe fn dots_of_halves<C: ReadCodes, S: ReadScales, const ROWS: usize, const B
         ($half:literal, $($step:literal)*) => {
             let (mut high, mut low) = (zeros, zeros);
             steps!(panels, group, rows, stride, high, low, $($step)*);
-            let products = if C::NARROW || !BOTH { low } else { joined(high, low) };
+            let products = joined::<C, ROWS, BOTH>(high, low);
             for p in 0..BLOCK_PANELS {
                 let factor = panels[p].factors(group)[$half];
                 for r in 0..ROWS {
@@ -262,7 +262,7 @@ unsafe fn add_pair<C: ReadCodes, S: ReadScales, const ROWS: usize, const BOTH: b
         ($half:literal, $($step:literal)*) => {
             let (mut high, mut low) = (zeros, zeros);
             steps!(panels, group, rows, stride, high, low, $($step)*);
-            let products = if C::NARROW || !BOTH { low } else { joined(high, low) };
+            let products = joined::<C, ROWS, BOTH>(high, low);
             for p in 0..BLOCK_PANELS {
                 let scale = panels[p].pair(group)[$half];
                 for r in 0..ROWS {
@@ -285,13 +285,16 @@ unsafe fn add_pair<C: ReadCodes, S: ReadScales, const ROWS: usize, const BOTH: b
     }
 }
 
-/// Joins the products of the high and the low parts.
+/// Joins the products of the high and the low parts that `steps!` added, unless one sum has both.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn joined<const ROWS: usize>(
+fn joined<C: ReadCodes, const ROWS: usize, const BOTH: bool>(
     mut high: [[__m512i; ROWS]; BLOCK_PANELS],
     low: [[__m512i; ROWS]; BLOCK_PANELS],
 ) -> [[__m512i; ROWS]; BLOCK_PANELS] {
+    if C::NARROW || !BOTH {
+        return low;
+    }
     for p in 0..BLOCK_PANELS {
         for r in 0..ROWS {
             high[p][r] = _mm512_add_epi32(_mm512_slli_epi32::<LOW_BITS>(high[p][r]), low[p][r]);

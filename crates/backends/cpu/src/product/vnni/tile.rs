@@ -30,8 +30,8 @@ fn groups_at_once(rows: usize, cols: usize) -> usize {
     }
 }
 
-/// Results of a tile of rows with two panels. A row more keeps them from being 4 KiB apart: a processor that compares the last twelve bits
-/// of addresses would let a result of the second panel wait for one of the first to be stored.
+/// Results of a tile of rows with two panels. A row more keeps them from being 4 KiB apart: a processor that compares the last
+/// twelve bits of addresses would let a result of the second panel wait for one of the first to be stored.
 pub(in super::super) type TileResults = [[[f32; PANEL]; TILE_ROWS + 1]; BLOCK_PANELS];
 
 /// Sums of the products of a group, or of half of it.
@@ -112,18 +112,6 @@ struct Block {
 }
 
 impl Block {
-    /// Returns the steps in which any of the first rows has a high part, as bits.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512vl")]
-    unsafe fn outlying<const N: usize>(self) -> u32 {
-        let mut all = _mm256_setzero_si256();
-        for row in 0..N {
-            // SAFETY: the caller guarantees that there are the rows, whose high parts are a register.
-            all = _mm256_or_si256(all, unsafe { _mm256_loadu_si256(self.codes.add(row * self.stride).cast()) });
-        }
-        u32::from(_mm256_test_epi32_mask(all, all))
-    }
-
     /// Broadcasts four inputs of a row.
     #[inline]
     #[target_feature(enable = "avx512f")]
@@ -319,7 +307,7 @@ unsafe fn dots<const N: usize, const COARSE: bool>(group: &Group, block: Block, 
     unsafe {
         let mut sums = [[_mm512_setzero_si512(); N]; BLOCK_PANELS];
         if COARSE {
-            let mut steps = block.outlying::<N>() & ((1 << end) - (1 << first));
+            let mut steps = outlying::<N>(block.codes, block.stride) & ((1 << end) - (1 << first));
             if steps != 0 {
                 while steps != 0 {
                     let step = steps.trailing_zeros() as usize;
