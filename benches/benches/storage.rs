@@ -2,10 +2,10 @@
 //! octavo-benches --bench storage -- [THREADS [SECONDS [ISA]]]`.
 //!
 //! Models that differ only in the storage type of their matrices compute the same steps by turns. Each type is compared with
-//! the type of GGUF that has as many bits: the printed ratio is that of speeds, so 1 is as fast. Then a dense model and a mixture
-//! of experts compute steps of 32 sequences by turns without adapters, with one for all and with eight. A ratio is the median
-//! over the rounds, with the least and the most of them. Every kind of step is repeated for `SECONDS` (45), on `THREADS` threads (all
-//! cores), with the instruction set `ISA` (the best one).
+//! bf16, and those that do not come from GGUF with the type of GGUF that has as many bits: the printed ratio is that of speeds,
+//! so 1 is as fast. Then a dense model and a mixture of experts compute steps of 32 sequences by turns without adapters, with one
+//! for all and with eight. A ratio is the median over the rounds, with the least and the most of them. Every kind of step is
+//! repeated for `SECONDS` (45), on `THREADS` threads (all cores), with the instruction set `ISA` (the best one).
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -16,8 +16,8 @@ use octavo_backend_cpu::{CpuBackend, CpuConfig};
 use octavo_ops::testing::{PagedBatches, TestRng, TinyExperts, TinyModel};
 use octavo_ops::{AdapterSource, Backend, HeadShape, LoraMatrices, Program, SiteId, SiteKind, StepBatch, StorageType};
 
-/// Storage types, each with the one that it is compared with.
-const TYPES: [(StorageType, StorageType); 7] = [
+/// Storage types that do not come from GGUF, each with the type of GGUF that has as many bits.
+const TWINS: [(StorageType, StorageType); 7] = [
     (StorageType::Nf4, StorageType::Q4_0),
     (StorageType::Fp4, StorageType::Q4_0),
     (StorageType::Nvfp4, StorageType::Q4_0),
@@ -65,9 +65,7 @@ fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
 
 /// Compares the storage types.
 fn types(config: CpuConfig, budget: Duration) -> Result<(), Box<dyn Error>> {
-    let mut storages: Vec<_> = TYPES.iter().flat_map(|(storage, other)| [*storage, *other]).collect();
-    storages.sort_unstable_by_key(|storage| storage.name());
-    storages.dedup();
+    let storages: Vec<_> = StorageType::ALL.into_iter().filter(|&storage| is_compared(storage)).collect();
     let model = |&storage: &StorageType| Loaded::new(config, storage, None);
     let mut models = storages.iter().map(model).collect::<Result<Vec<_>, _>>()?;
     println!("{} kernels, {} threads", models[0].backend.isa(), models[0].backend.threads());
@@ -129,14 +127,20 @@ fn take_turns(
     Ok(rounds)
 }
 
+/// Selects bf16 and the quantised types.
+fn is_compared(storage: StorageType) -> bool {
+    !matches!(storage, StorageType::F32 | StorageType::F16)
+}
+
 fn print(title: &str, storages: &[StorageType], rounds: &[Vec<f64>]) {
     println!("{title}, {} rounds", rounds.len());
     let at = |storage| storages.iter().position(|known| *known == storage).unwrap_or_default();
-    for (storage, other) in TYPES {
-        let ratios = rounds.iter().map(|round| round[at(other)] / round[at(storage)]);
-        let best = |storage| rounds.iter().map(|round| round[at(storage)]).fold(f64::MAX, f64::min) * 1e3;
-        let (own, others) = (best(storage), best(other));
-        println!("  {storage:<8} {} of {other}; {own:.2} and {others:.2} ms at best", Spread::of(ratios));
+    for (index, &storage) in storages.iter().enumerate() {
+        let ratio = |other| Spread::of(rounds.iter().map(|round| round[at(other)] / round[index]));
+        let best = rounds.iter().map(|round| round[index]).fold(f64::MAX, f64::min) * 1e3;
+        let twin = TWINS.iter().find(|(known, _)| *known == storage);
+        let twin = twin.map(|&(_, twin)| format!(", {} of {twin}", ratio(twin))).unwrap_or_default();
+        println!("  {storage:<8} {best:.2} ms at best, {} of BF16{twin}", ratio(StorageType::BF16));
     }
 }
 

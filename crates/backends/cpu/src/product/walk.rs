@@ -91,8 +91,7 @@ pub(super) unsafe fn blocks(part: &Part, panels: Range, input: &Quant<'_>, rows:
     let pairs = panels.clone().step_by(BLOCK_PANELS).map(|from| from..(from + BLOCK_PANELS).min(panels.end));
     // A panel that does not exist repeats the last one; its results are not used.
     let weights = |pair: &Range| std::array::from_fn(|slot| part.panel((pair.start + slot).min(pair.end - 1)));
-    // Tiles have no code for pairs.
-    if rows.len() <= BLOCK_ROWS || matches!(layout.kind, PanelKind::Quant(_, Scales::Pair)) {
+    if rows.len() <= BLOCK_ROWS {
         let mut results: Results = [[[0.0; PANEL]; BLOCK_ROWS]; BLOCK_PANELS];
         for pair in pairs {
             for first in rows.clone().step_by(BLOCK_ROWS) {

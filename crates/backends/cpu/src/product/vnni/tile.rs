@@ -1,34 +1,23 @@
 //! Many rows: some groups of two panels are unpacked in the first-level cache and multiplied with one block of rows after the other.
 //!
-//! Sums of a block's products take half of the registers, so that each instruction finds its sum ready. The results of all groups
-//! are in memory.
+//! A block's exact products in a group and its results take three quarters of the registers. Results are in memory only while other
+//! blocks are multiplied.
 
 use std::hint::black_box;
+use std::ops::Range;
 
 use super::*;
 use crate::memory::LINE;
 
-/// Number of rows of a block.
-const ROWS: usize = 8;
+/// Largest number of rows of a block, and of one whose groups have more in registers.
+const ROWS: usize = 6;
+const ROWS_OF_HALVES: usize = 4;
 
 /// Number of rows of a tile, for which a group is unpacked once.
-pub(in super::super) const TILE_ROWS: usize = 8 * ROWS;
+pub(in super::super) const TILE_ROWS: usize = 64;
 
-/// Largest number of groups that are unpacked at once.
-const GROUPS: usize = 4;
-
-/// Number of inputs from which on rows are far apart.
-const FAR: usize = 1024;
-
-/// Returns the number of groups that are unpacked at once. Where there are many rows that are far apart, several groups of each are
-/// read in sequence; where there are few, weights are read from memory in the meantime.
-fn groups_at_once(rows: usize, cols: usize) -> usize {
-    match rows {
-        17..=32 if cols >= FAR => 2,
-        33.. if cols >= FAR => GROUPS,
-        _ => 1,
-    }
-}
+/// Number of groups that are unpacked at once: those of two panels, and of a block of rows, take a third of the first-level cache.
+const GROUPS: usize = 8;
 
 /// Results of a tile of rows with two panels. A row more keeps them from being 4 KiB apart: a processor that compares the last
 /// twelve bits of addresses would let a result of the second panel wait for one of the first to be stored.
@@ -46,8 +35,8 @@ struct Group {
     at: [*const u8; BLOCK_PANELS],
     /// Scales and minima.
     scales: [[[f32; PANEL]; 2]; BLOCK_PANELS],
-    /// Factors of both halves.
-    factors: [[[i32; PANEL]; 2]; BLOCK_PANELS],
+    /// Factors or scales of both halves.
+    halves: [[[i32; PANEL]; 2]; BLOCK_PANELS],
 }
 
 impl Group {
@@ -55,7 +44,7 @@ impl Group {
         codes: [[[0; LINE]; STEPS]; BLOCK_PANELS],
         at: [std::ptr::null(); BLOCK_PANELS],
         scales: [[[0.0; PANEL]; 2]; BLOCK_PANELS],
-        factors: [[[0; PANEL]; 2]; BLOCK_PANELS],
+        halves: [[[0; PANEL]; 2]; BLOCK_PANELS],
     };
 
     /// Unpacks a group. It must not be moved afterwards.
@@ -71,11 +60,17 @@ impl Group {
                     }
                     self.codes[p].as_ptr().cast()
                 });
+                if S::PAIRED {
+                    for (to, scales) in self.halves[p].iter_mut().zip(panel.pair(group)) {
+                        _mm512_store_ps(to.as_mut_ptr().cast(), scales);
+                    }
+                    continue;
+                }
                 let (scale, min) = panel.scales(group);
                 _mm512_store_ps(self.scales[p][0].as_mut_ptr(), scale);
                 _mm512_store_ps(self.scales[p][1].as_mut_ptr(), min);
                 if S::HALVES {
-                    for (to, factors) in self.factors[p].iter_mut().zip(panel.factors(group)) {
+                    for (to, factors) in self.halves[p].iter_mut().zip(panel.factors(group)) {
                         _mm512_store_si512(to.as_mut_ptr().cast(), factors);
                     }
                 }
@@ -94,7 +89,13 @@ impl Group {
     #[target_feature(enable = "avx512f")]
     fn factors(&self, panel: usize, half: usize) -> __m512i {
         // SAFETY: there are sixteen factors.
-        unsafe { _mm512_load_si512(self.factors[panel][half].as_ptr().cast()) }
+        unsafe { _mm512_load_si512(self.halves[panel][half].as_ptr().cast()) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn scales_of_half(&self, panel: usize, half: usize) -> __m512 {
+        _mm512_castsi512_ps(self.factors(panel, half))
     }
 }
 
@@ -109,9 +110,26 @@ struct Block {
     stride: usize,
     /// Number of groups of a row.
     groups: usize,
+    /// Whether the group is the first one of the rows.
+    is_first: bool,
 }
 
 impl Block {
+    /// Returns the group that follows.
+    #[inline]
+    unsafe fn next(self) -> Self {
+        // SAFETY: the caller guarantees that this group is not after the last one.
+        unsafe {
+            Self {
+                codes: self.codes.add(2 * GROUP),
+                scales: self.scales.add(1),
+                sums: self.sums.add(1),
+                totals: self.totals.add(1),
+                ..self
+            }
+        }
+    }
+
     /// Broadcasts four inputs of a row.
     #[inline]
     #[target_feature(enable = "avx512f")]
@@ -174,153 +192,236 @@ unsafe fn multiply_tile_as<C: ReadCodes, S: ReadScales>(
     results: &mut TileResults,
 ) {
     let panels = [Packed::<C, S>::new(panels[0], layout), Packed::new(panels[1], layout)];
-    let (groups, stride, rows) = (layout.groups(), 2 * input.cols, count.next_multiple_of(ROWS));
+    let (groups, stride, rows) = (layout.groups(), 2 * input.cols, count.next_multiple_of(2));
     let ((codes, scales, sums), totals) = (input.from(first), input.totals_from(first));
     assert!(
         codes.len() >= rows * stride
             && [scales.len(), sums.len(), totals.len()].iter().all(|len| *len >= rows * groups)
     );
-    results.iter_mut().for_each(|results| results[..rows].fill([0.0; PANEL]));
+    let most = if S::HALVES || S::PAIRED { ROWS_OF_HALVES } else { ROWS };
     let mut unpacked = [Group::ZERO; GROUPS];
-    let each = groups_at_once(count, input.cols);
-    for start in (0..groups).step_by(each) {
-        let unpacked = &mut unpacked[..each.min(groups - start)];
+    // What follows is prefetched between blocks, because memory would be busy for longer than all at once takes.
+    let ahead_of_block = GROUPS.div_ceil(count.div_ceil(ROWS));
+    for start in (0..groups).step_by(GROUPS) {
+        let end = (start + GROUPS).min(groups);
+        let unpacked = &mut unpacked[..end - start];
+        let mut following = if ahead { start..end } else { end..end };
         // SAFETY: the caller guarantees this; the panels and the rows have these groups.
         unsafe {
             for (group, unpacked) in (start..).zip(&mut *unpacked) {
-                if ahead {
-                    panels.iter().for_each(|panel| panel.prefetch(group));
-                }
                 unpacked.fill(panels, group);
             }
-            for row in (0..count).step_by(ROWS) {
-                for (group, unpacked) in (start..).zip(&*unpacked) {
-                    let at = row * groups + group;
-                    let block = Block {
-                        codes: codes.as_ptr().add(row * stride + group * 2 * GROUP),
-                        scales: scales.as_ptr().add(at),
-                        sums: sums.as_ptr().add(at),
-                        totals: totals.as_ptr().add(at),
-                        stride,
-                        groups,
-                    };
-                    add_block::<S>(unpacked, block, input.coarse, (row, count - row), results);
+            let mut row = 0;
+            while row < count {
+                for group in following.by_ref().take(ahead_of_block) {
+                    panels.iter().for_each(|panel| panel.prefetch(group));
                 }
+                let at = row * groups + start;
+                let block = Block {
+                    codes: codes.as_ptr().add(row * stride + start * 2 * GROUP),
+                    scales: scales.as_ptr().add(at),
+                    sums: sums.as_ptr().add(at),
+                    totals: totals.as_ptr().add(at),
+                    stride,
+                    groups,
+                    is_first: start == 0,
+                };
+                let rows = block_rows(count - row, most);
+                add_block::<S>(unpacked, block, input.coarse, (row, rows), results);
+                row += rows;
             }
         }
     }
 }
 
-/// Adds the products of a group with a block of rows, of which some may not exist, to the results from a row on.
+/// Returns the number of rows of the first block of so many: 2, 4, or `most` if it is 6. Some of them may not exist.
+pub(in super::super) const fn block_rows(count: usize, most: usize) -> usize {
+    match count {
+        1 | 2 => 2,
+        5 | 6 | 9.. if most > 4 => most,
+        _ => 4,
+    }
+}
+
+/// Adds the products of some groups with a block of rows to the results from a row on.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn add_block<S: ReadScales>(
-    group: &Group,
+    groups: &[Group],
     block: Block,
     coarse: bool,
     (first, count): (usize, usize),
     results: &mut TileResults,
 ) {
-    macro_rules! add {
-        ($function:ident) => {
-            match (count, coarse) {
-                (1..=4, false) => $function::<4, false>(group, block, first, results),
-                (1..=4, true) => $function::<4, true>(group, block, first, results),
-                (_, false) => $function::<ROWS, false>(group, block, first, results),
-                (_, true) => $function::<ROWS, true>(group, block, first, results),
-            }
-        };
-    }
     // SAFETY: the caller guarantees this.
-    unsafe { if S::HALVES { add!(add_halves) } else { add!(add_whole) } }
+    unsafe {
+        match (count, coarse) {
+            (2, false) => add_groups::<S, 2, false>(groups, block, first, results),
+            (2, true) => add_groups::<S, 2, true>(groups, block, first, results),
+            (4, false) => add_groups::<S, 4, false>(groups, block, first, results),
+            (4, true) => add_groups::<S, 4, true>(groups, block, first, results),
+            (_, false) => add_groups::<S, ROWS, false>(groups, block, first, results),
+            (_, true) => add_groups::<S, ROWS, true>(groups, block, first, results),
+        }
+    }
 }
 
-/// Adds the products of a group that has a scale and a minimum.
+/// Adds the products of some groups with `N` rows.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn add_whole<const N: usize, const COARSE: bool>(
-    group: &Group,
-    block: Block,
+unsafe fn add_groups<S: ReadScales, const N: usize, const COARSE: bool>(
+    groups: &[Group],
+    mut block: Block,
     first: usize,
     results: &mut TileResults,
 ) {
-    // SAFETY: the caller guarantees this.
-    let dots = unsafe { dots::<N, COARSE>(group, block, 0, STEPS) };
+    let mut sums = [[_mm512_setzero_ps(); N]; BLOCK_PANELS];
+    if !block.is_first {
+        for p in 0..BLOCK_PANELS {
+            for r in 0..N {
+                // SAFETY: a result has sixteen elements.
+                sums[p][r] = unsafe { _mm512_loadu_ps(results[p][first + r].as_ptr()) };
+            }
+        }
+    }
+    for group in groups {
+        // SAFETY: the caller guarantees this.
+        unsafe {
+            if S::PAIRED {
+                add_pairs::<N, COARSE>(group, block, &mut sums);
+            } else if S::HALVES {
+                add_halves::<N, COARSE>(group, block, &mut sums);
+            } else {
+                add_whole::<N, COARSE>(group, block, &mut sums);
+            }
+            block = block.next();
+        }
+    }
     for p in 0..BLOCK_PANELS {
-        let (scale, min) = (group.scales(p, 0), group.scales(p, 1));
-        let results = &mut results[p][first..first + N];
         for r in 0..N {
-            // SAFETY: the caller guarantees this; a result has sixteen elements.
-            unsafe {
-                let (scale, at) = (_mm512_mul_ps(scale, block.scale(r)), results[r].as_mut_ptr());
-                let sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[p][r]), scale, _mm512_loadu_ps(at));
-                _mm512_storeu_ps(at, _mm512_fmadd_ps(min, block.sum(r), sum));
+            // SAFETY: a result has sixteen elements.
+            unsafe { _mm512_storeu_ps(results[p][first + r].as_mut_ptr(), sums[p][r]) };
+        }
+    }
+}
+
+/// Sums of the products of all groups.
+type Sums<const N: usize> = [[__m512; N]; BLOCK_PANELS];
+
+/// Adds the products of a group that has a scale and a minimum.
+#[inline(always)]
+unsafe fn add_whole<const N: usize, const COARSE: bool>(group: &Group, block: Block, sums: &mut Sums<N>) {
+    // SAFETY: the caller guarantees this.
+    unsafe {
+        let zeros = [_mm512_setzero_si512(); N];
+        let dots = dots::<N, COARSE>(group, block, 0..STEPS, zeros);
+        for p in 0..BLOCK_PANELS {
+            let (scale, min) = (group.scales(p, 0), group.scales(p, 1));
+            for r in 0..N {
+                let scale = _mm512_mul_ps(scale, block.scale(r));
+                let sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[p][r]), scale, sums[p][r]);
+                sums[p][r] = _mm512_fmadd_ps(min, block.sum(r), sum);
             }
         }
     }
 }
 
 /// Adds the products of a group whose halves have factors: the products of each half, minus the offset of its codes, times the factor.
-#[inline(never)]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn add_halves<const N: usize, const COARSE: bool>(
-    group: &Group,
-    block: Block,
-    first: usize,
-    results: &mut TileResults,
-) {
-    let mut sums = [[_mm512_setzero_si512(); N]; BLOCK_PANELS];
-    let offset = _mm512_set1_epi32(HALVES_OFFSET);
-    for half in 0..2 {
-        // SAFETY: the caller guarantees this.
-        unsafe {
-            let dots = dots::<N, COARSE>(group, block, half * STEPS / 2, STEPS / 2);
-            let factors = [group.factors(0, half), group.factors(1, half)];
-            for r in 0..N {
-                let offset = _mm512_mullo_epi32(block.total(r, half), offset);
-                for p in 0..BLOCK_PANELS {
-                    let dot = _mm512_mullo_epi32(_mm512_sub_epi32(dots[p][r], offset), factors[p]);
-                    sums[p][r] = _mm512_add_epi32(sums[p][r], dot);
+#[inline(always)]
+unsafe fn add_halves<const N: usize, const COARSE: bool>(group: &Group, block: Block, sums: &mut Sums<N>) {
+    // SAFETY: the caller guarantees this.
+    unsafe {
+        let mut both = [[_mm512_setzero_si512(); N]; BLOCK_PANELS];
+        for half in 0..2 {
+            let dots = dots_of_half::<N, COARSE>(group, block, half, HALVES_OFFSET);
+            for p in 0..BLOCK_PANELS {
+                let factor = group.factors(p, half);
+                for r in 0..N {
+                    both[p][r] = _mm512_add_epi32(both[p][r], _mm512_mullo_epi32(dots[p][r], factor));
                 }
             }
         }
-    }
-    for p in 0..BLOCK_PANELS {
-        let results = &mut results[p][first..first + N];
-        for r in 0..N {
-            // SAFETY: the caller guarantees this; a result has sixteen elements.
-            unsafe {
-                let (scale, at) = (_mm512_mul_ps(group.scales(p, 0), block.scale(r)), results[r].as_mut_ptr());
-                _mm512_storeu_ps(at, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[p][r]), scale, _mm512_loadu_ps(at)));
+        for p in 0..BLOCK_PANELS {
+            for r in 0..N {
+                let scale = _mm512_mul_ps(group.scales(p, 0), block.scale(r));
+                sums[p][r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(both[p][r]), scale, sums[p][r]);
             }
         }
     }
 }
 
-/// Returns the exact products of some steps of a group: those with the rows' high parts, shifted, and those with their low parts. With
-/// `COARSE`, only outlying steps have high parts.
+/// Adds the products of a group whose halves have scales: the products of each half, minus the offset of its codes, times the scale.
 #[inline(always)]
-unsafe fn dots<const N: usize, const COARSE: bool>(group: &Group, block: Block, first: usize, count: usize) -> Dots<N> {
+unsafe fn add_pairs<const N: usize, const COARSE: bool>(group: &Group, block: Block, sums: &mut Sums<N>) {
+    // SAFETY: the caller guarantees this.
+    unsafe {
+        let mut both = [[_mm512_setzero_ps(); N]; BLOCK_PANELS];
+        for half in 0..2 {
+            let dots = dots_of_half::<N, COARSE>(group, block, half, E2M1_OFFSET.into());
+            for p in 0..BLOCK_PANELS {
+                let scales = group.scales_of_half(p, half);
+                for r in 0..N {
+                    both[p][r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[p][r]), scales, both[p][r]);
+                }
+            }
+        }
+        for p in 0..BLOCK_PANELS {
+            for r in 0..N {
+                sums[p][r] = _mm512_fmadd_ps(both[p][r], block.scale(r), sums[p][r]);
+            }
+        }
+    }
+}
+
+/// Returns the exact products of half a group, minus those of the rows with an offset.
+#[inline(always)]
+unsafe fn dots_of_half<const N: usize, const COARSE: bool>(
+    group: &Group,
+    block: Block,
+    half: usize,
+    offset: i32,
+) -> Dots<N> {
+    // SAFETY: the caller guarantees this.
+    unsafe {
+        let mut plus = [_mm512_setzero_si512(); N];
+        for (r, plus) in plus.iter_mut().enumerate() {
+            *plus = _mm512_mullo_epi32(block.total(r, half), _mm512_set1_epi32(-offset));
+        }
+        dots::<N, COARSE>(group, block, half * STEPS / 2..(half + 1) * STEPS / 2, plus)
+    }
+}
+
+/// Returns the exact products of some steps of a group plus a number for each row: those with the rows' high parts, shifted, and those
+/// with their low parts. With `COARSE`, only outlying steps have high parts.
+#[inline(always)]
+unsafe fn dots<const N: usize, const COARSE: bool>(
+    group: &Group,
+    block: Block,
+    steps: Range<usize>,
+    plus: [__m512i; N],
+) -> Dots<N> {
     // The compiler would unroll loops whose ends it knows, and then keep more in memory than in registers.
-    let end = black_box(first + count);
+    let (first, end) = (steps.start, black_box(steps.end));
     // SAFETY: the caller guarantees this; a group of a row has STEPS words of each part.
     unsafe {
-        let mut sums = [[_mm512_setzero_si512(); N]; BLOCK_PANELS];
+        let mut sums = [plus; BLOCK_PANELS];
         if COARSE {
             let mut steps = outlying::<N>(block.codes, block.stride) & ((1 << end) - (1 << first));
             if steps != 0 {
+                sums = [[_mm512_setzero_si512(); N]; BLOCK_PANELS];
                 while steps != 0 {
                     let step = steps.trailing_zeros() as usize;
                     add_step(&mut sums, group, step, block, 4 * step);
                     steps &= steps - 1;
                 }
-                shift(&mut sums);
+                shift(&mut sums, plus);
             }
         } else {
+            sums = [[_mm512_setzero_si512(); N]; BLOCK_PANELS];
             for step in first..end {
                 add_step(&mut sums, group, step, block, 4 * step);
             }
-            shift(&mut sums);
+            shift(&mut sums, plus);
         }
         for step in first..end {
             add_step(&mut sums, group, step, block, GROUP + 4 * step);
@@ -329,13 +430,13 @@ unsafe fn dots<const N: usize, const COARSE: bool>(group: &Group, block: Block, 
     }
 }
 
-/// Shifts the products with high parts.
+/// Shifts the products with high parts, and adds a number for each row.
 #[inline(always)]
-unsafe fn shift<const N: usize>(sums: &mut Dots<N>) {
+unsafe fn shift<const N: usize>(sums: &mut Dots<N>, plus: [__m512i; N]) {
     for sums in sums {
-        for sum in sums {
+        for (sum, plus) in sums.iter_mut().zip(plus) {
             // SAFETY: the caller guarantees the instruction set.
-            *sum = unsafe { _mm512_slli_epi32::<LOW_BITS>(*sum) };
+            *sum = unsafe { _mm512_add_epi32(_mm512_slli_epi32::<LOW_BITS>(*sum), plus) };
         }
     }
 }
