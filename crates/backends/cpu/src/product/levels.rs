@@ -14,6 +14,7 @@ pub(super) struct Levels {
 /// Values of a kind of nibbles.
 pub(super) trait Values: Copy {
     const NUMBERS: Numbers;
+    const VALUES: &'static [f32; 16];
     const LEVELS: Levels;
 }
 
@@ -24,11 +25,13 @@ pub(super) struct Fp4;
 
 impl Values for Nf4 {
     const NUMBERS: Numbers = Numbers::Nf4;
+    const VALUES: &'static [f32; 16] = &NF4_VALUES;
     const LEVELS: Levels = NF4;
 }
 
 impl Values for Fp4 {
     const NUMBERS: Numbers = Numbers::Fp4;
+    const VALUES: &'static [f32; 16] = &FP4_VALUES;
     const LEVELS: Levels = FP4;
 }
 

@@ -33,7 +33,7 @@ use crate::memory::Shared;
 use crate::weights::{Matrix, PANEL, PanelKind, Panels, Part, Scales};
 use walk::{Range, Store, bf16_tiles, dense, quant, quant_halves, with_numbers};
 #[cfg(target_arch = "x86_64")]
-use walk::{bf16_blocks, blocks, number_blocks, ymm_tiles};
+use walk::{bf16_blocks, blocks, number_blocks, rounded_blocks, ymm_tiles};
 
 /// Number of panels in a piece of work: large enough that taking pieces costs nothing, small enough that threads finish
 /// together.
@@ -210,6 +210,11 @@ impl<'a> Product<'a> {
                     Isa::Avx2 | Isa::AvxVnni => ymm_tiles(isa, part, panels, input, rows, &mut store),
                     _ => number_blocks(part, panels, &input, rows, &mut store),
                 }
+            },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the caller guarantees this; the instruction set is available, and there is room for whole tiles of rows.
+            PanelKind::Packed(_) if isa == Isa::Avx512Bf16 => unsafe {
+                rounded_blocks(part, panels, self.input.bf16(), rows, &mut store);
             },
             // SAFETY: the caller guarantees this.
             PanelKind::Packed(_) => with_numbers(isa, part, panels.clone(), |weights| unsafe {

@@ -253,10 +253,39 @@ fn packed_numbers_have_the_bits_of_those_that_are_unpacked_when_they_are_loaded(
             assert_eq!(one, other, "{storage}, row {row}");
         }
         let kind = Layout::new(storage, 192).unwrap().kind;
-        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available() && !kind.takes_integers(*isa)) {
+        let unpack = |isa: &Isa| isa.is_available() && !kind.takes_integers(*isa) && !multiplies_rounded(*isa);
+        for isa in Isa::ALL.into_iter().filter(unpack) {
             for rows in [1, 3, 20, 300] {
                 let bits = |matrix| product(isa, matrix, 192, rows).into_iter().map(f32::to_bits).collect::<Vec<_>>();
                 assert_eq!(bits(&packed), bits(&unpacked), "{storage} on {isa}, {rows} rows");
+            }
+        }
+    }
+}
+
+/// Returns whether packed numbers are multiplied as bf16, before their scales are applied.
+fn multiplies_rounded(isa: Isa) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if isa == Isa::Avx512Bf16 {
+        return true;
+    }
+    let _ = isa;
+    false
+}
+
+/// A row's results are those of the definition, and do not depend on the number of rows.
+#[test]
+fn packed_numbers_as_bf16_have_the_same_bits_for_any_number_of_rows() {
+    let Some(isa) = Isa::ALL.into_iter().find(|isa| isa.is_available() && multiplies_rounded(*isa)) else { return };
+    for storage in [StorageType::F8E4M3, StorageType::Nf4, StorageType::Fp4] {
+        // Eight groups are unpacked at once.
+        for cols in [64, 192, 576] {
+            let matrix = matrix(storage, cols);
+            let all = product(isa, &matrix, cols, 300);
+            for rows in [1, 2, 3, 4, 5, 7, 8, 9, 11, 16, 33, 64, 65, 257] {
+                let some = product(isa, &matrix, cols, rows);
+                let bits = |results: &[f32]| results.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                assert_eq!(bits(&some), bits(&all[..some.len()]), "{storage}, {cols} inputs, {rows} rows");
             }
         }
     }
@@ -306,7 +335,7 @@ fn packed_numbers_as_integers_have_the_same_bits_on_every_set() {
 }
 
 #[test]
-fn e4m3_numbers_as_integers_are_near_whatever_the_size_of_their_group() {
+fn e4m3_numbers_are_near_whatever_the_size_of_their_group() {
     let storage = StorageType::F8E4M3;
     let mut rng = TestRng(11);
     let mut blocks = random_blocks(storage, 93 * 64, 0.5, &mut rng);
@@ -317,7 +346,8 @@ fn e4m3_numbers_as_integers_are_near_whatever_the_size_of_their_group() {
         block[..4].copy_from_slice(&2f32.powi(index as i32 % 9 - 4).to_le_bytes());
     }
     let (matrix, values) = matrix_and_values(storage, 64, &blocks);
-    for isa in sets_with_integers_of(storage) {
+    let rounded = Isa::ALL.into_iter().filter(|isa| isa.is_available() && multiplies_rounded(*isa));
+    for isa in sets_with_integers_of(storage).into_iter().chain(rounded) {
         let found = product_of_units(isa, &matrix, 64);
         for (row, values) in values.chunks(64).enumerate() {
             for (k, value) in values.iter().enumerate() {
@@ -393,7 +423,7 @@ fn every_code_of_packed_numbers_is_multiplied() {
             let cols = storage.block_elements();
             let matrix = matrix_of(storage, cols, WeightDtype::AsStored, |rows| block.repeat(rows));
             for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-                for rows in [1, 2] {
+                for rows in [1, 2, 7] {
                     let (found, expected) = (product_of_ones(isa, &matrix, cols, rows), cols as f32 * values[0]);
                     let bound = expected.abs() / 256.0 + 1e-9;
                     assert!(

@@ -69,6 +69,8 @@ thread_local! {
 thread_local! {
     /// Memory of a tile of rows in 16 bits and of its results.
     static NUMBER_TILE: RefCell<wide_numbers::Tile> = RefCell::default();
+    /// Memory of the results of a tile of rows in bf16.
+    static ROUNDED_TILE: RefCell<wide_numbers::RoundedTile> = RefCell::default();
 }
 
 pub(super) type Store<'s> = &'s mut dyn FnMut(usize, usize, &mut [[f32; PANEL]]);
@@ -242,6 +244,42 @@ pub(super) unsafe fn number_blocks(part: &Part, panels: Range, input: &Quant<'_>
                 // SAFETY: the caller guarantees this; the panels have this layout.
                 unsafe { wide_numbers::multiply(pair, &tile_rows, first == rows.start, &mut tile.results) };
                 for (panel, results) in some.zip(&mut tile.results) {
+                    store(first, panel, &mut results[..count]);
+                }
+            }
+        }
+    });
+}
+
+/// Multiplies rows in bf16 with panels of packed numbers, in blocks of a few rows and two panels each.
+///
+/// # Safety
+/// AVX-512 with BF16 must be available, and the input must have room for whole tiles of rows.
+#[cfg(target_arch = "x86_64")]
+pub(super) unsafe fn rounded_blocks(
+    part: &Part,
+    panels: Range,
+    (input, stride): (&[u16], usize),
+    rows: Range,
+    store: Store<'_>,
+) {
+    use wide_numbers::{BLOCK_PANELS, Bf16Rows, RoundedTile};
+
+    let layout = &part.layout;
+    ROUNDED_TILE.with_borrow_mut(|RoundedTile(results)| {
+        for start in panels.clone().step_by(BLOCK_PANELS) {
+            let some = start..(start + BLOCK_PANELS).min(panels.end);
+            for first in rows.clone().step_by(RoundedTile::ROWS) {
+                let count = (rows.end - first).min(RoundedTile::ROWS);
+                let tile_rows = Bf16Rows { elements: &input[first * stride..], stride, count };
+                // A panel that does not exist repeats the last one; its results are not used.
+                let pair = std::array::from_fn(|slot| part.panel((start + slot).min(some.end - 1)));
+                // SAFETY: the caller guarantees this; the panels have this layout.
+                unsafe {
+                    let ahead = first == rows.start;
+                    wide_numbers::multiply_rounded(pair, layout, tile_rows, ahead, results);
+                }
+                for (panel, results) in some.clone().zip(&mut *results) {
                     store(first, panel, &mut results[..count]);
                 }
             }

@@ -81,8 +81,8 @@ pub(crate) enum Numbers {
 pub(crate) enum PanelKind {
     /// Groups of integers.
     Quant(Codes, Scales),
-    /// Groups of floating-point numbers in fewer than 16 bits, with an f32 scale each or for two of them. With AVX2 and AVX-512 they are
-    /// multiplied as integers of 16 bits, and with AMX and elsewhere as bf16.
+    /// Groups of floating-point numbers in fewer than 16 bits, with an f32 scale each or for two of them. With AVX2, and with AVX-512
+    /// that has no BF16, they are multiplied as integers of 16 bits, and elsewhere as bf16.
     Packed(Numbers),
     /// Pairs of inputs, sixteen rows each; inputs are padded to whole tiles of 32.
     Bf16,
@@ -199,7 +199,7 @@ impl Numbers {
     }
 
     /// Returns the number of groups with the same scale.
-    const fn groups_of_scale(self) -> usize {
+    pub(crate) const fn groups_of_scale(self) -> usize {
         match self {
             Self::F8 => 1,
             Self::Nf4 | Self::Fp4 => const { StorageType::Nf4.block_elements() / GROUP },
@@ -247,8 +247,8 @@ impl PanelKind {
     pub(crate) const fn takes_integers(self, isa: Isa) -> bool {
         match self {
             Self::Quant(..) => true,
-            // With AMX, any number of rows takes tiles of bf16, so that a row's bits do not depend on it.
-            Self::Packed(_) => matches!(isa, Isa::Avx2 | Isa::AvxVnni | Isa::Avx512 | Isa::Avx512Bf16),
+            // In bf16, more products take as many instructions, and rows have no scales.
+            Self::Packed(_) => matches!(isa, Isa::Avx2 | Isa::AvxVnni | Isa::Avx512),
             Self::Bf16 | Self::F16 | Self::F32 => false,
         }
     }

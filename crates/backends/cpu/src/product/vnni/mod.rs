@@ -16,7 +16,7 @@ use crate::memory::LINE;
 use crate::rows::{GROUP, LOW_BITS};
 use crate::weights::{Codes, E2M1_OFFSET, HALVES_OFFSET, Layout, PANEL, PanelKind, STEPS, Scales};
 
-pub(super) use tile::{TILE_ROWS, TileResults, multiply_tile};
+pub(super) use tile::{TILE_ROWS, TileResults, block_rows, multiply_tile};
 
 /// Number of rows and panels in a block: their sums and one step's operands fill the registers.
 pub(super) const BLOCK_ROWS: usize = 4;

@@ -56,6 +56,7 @@ pub(super) trait InNibbles: Copy {
 
     /// The constants of [`Kind`].
     const LINES: usize;
+    const GROUPS: usize;
     const HALVES: bool;
 
     /// # Safety
@@ -68,6 +69,7 @@ impl<V: Values> InNibbles for V {
     const TABLE: &'static Table = &Table::new(&V::LEVELS.words);
     const ORDER: Option<&'static [u8; 16]> = Some(&[0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15]);
     const LINES: usize = V::NUMBERS.lines();
+    const GROUPS: usize = V::NUMBERS.groups_of_scale();
     const HALVES: bool = false;
 
     #[inline]
@@ -76,6 +78,36 @@ impl<V: Values> InNibbles for V {
         // SAFETY: the caller guarantees this.
         unsafe { scales(panel, layout, (V::NUMBERS, group), V::LEVELS.inverse) }
     }
+}
+
+/// Numbers by [`nibble_at`](crate::weights::nibble_at), as bf16.
+#[derive(Clone, Copy)]
+pub(super) struct Rounded<V>(PhantomData<V>);
+
+impl<V: Values> InNibbles for Rounded<V> {
+    const TABLE: &'static Table = &Table::new(&rounded(V::VALUES));
+    const ORDER: Option<&'static [u8; 16]> = V::ORDER;
+    const LINES: usize = V::NUMBERS.lines();
+    const GROUPS: usize = V::NUMBERS.groups_of_scale();
+    const HALVES: bool = false;
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn scales(panel: *const u8, layout: &Layout, group: usize) -> [__m512; 2] {
+        // SAFETY: the caller guarantees this.
+        unsafe { scales(panel, layout, (V::NUMBERS, group), 1.0) }
+    }
+}
+
+/// Rounds values to bf16, as words.
+const fn rounded(values: &[f32; 16]) -> [i16; 16] {
+    let (mut words, mut code) = ([0; 16], 0);
+    while code < words.len() {
+        let bits = values[code].to_bits();
+        words[code] = ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as i16;
+        code += 1;
+    }
+    words
 }
 
 /// Numbers in e2m1, whose integers are twice their values. Each half of a group has a scale.
@@ -94,6 +126,7 @@ impl InNibbles for E2m1 {
     };
     const ORDER: Option<&'static [u8; 16]> = None;
     const LINES: usize = Codes::E2m1.lines();
+    const GROUPS: usize = 1;
     const HALVES: bool = true;
 
     #[inline]
@@ -117,6 +150,7 @@ const LINES: usize = PAIRS / 4;
 impl<V: InNibbles> Kind for Nibbles<V> {
     const BYTES: usize = GROUP * PANEL / 2;
     const LINES: usize = V::LINES;
+    const GROUPS: usize = V::GROUPS;
     const HALVES: bool = V::HALVES;
 
     fn new(codes: *const u8) -> Self {
@@ -133,19 +167,12 @@ impl<V: InNibbles> Kind for Nibbles<V> {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn unpack(self, unpacked: &mut Unpacked) {
-        for line in 0..LINES {
-            // SAFETY: the caller guarantees this; a pair fills a register.
-            unsafe {
-                for (place, words) in PLACES.into_iter().zip(self.pairs(line)) {
-                    _mm512_store_si512(unpacked.0[2 * line + place].as_mut_ptr().cast(), words);
-                }
-            }
-        }
+        // SAFETY: the caller guarantees this.
+        unsafe { unpacked.fill_lines(self) }
     }
 }
 
-impl<V: InNibbles> Nibbles<V> {
-    /// Returns the integers of a line's four pairs, which are those of [`PLACES`] after the first.
+impl<V: InNibbles> Lines for Nibbles<V> {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn pairs(self, line: usize) -> [__m512i; 4] {
@@ -165,8 +192,17 @@ impl<V: InNibbles> Nibbles<V> {
     }
 }
 
+/// Weights of a group, a line of four pairs of inputs at a time.
+pub(super) trait Lines: Copy {
+    /// Returns the words of a line's four pairs, which are those of [`PLACES`] after twice the line, each row's two beside each other.
+    ///
+    /// # Safety
+    /// AVX-512 must be available, and the group must have the line.
+    unsafe fn pairs(self, line: usize) -> [__m512i; 4];
+}
+
 /// Places of a line's pairs in the group, after that of its first one, which is twice the line. The first two are of the first half.
-const PLACES: [usize; 4] = [0, 1, PAIRS / 2, PAIRS / 2 + 1];
+pub(super) const PLACES: [usize; 4] = [0, 1, PAIRS / 2, PAIRS / 2 + 1];
 
 impl<V: InNibbles> Group for Nibbles<V> {
     /// Multiplies line by line. The sums of one or two rows are divided between four registers each, so that products do not wait for
@@ -278,4 +314,56 @@ impl Group for F8 {
         let dots = unsafe { dots(panels, rows, 0..PAIRS) };
         [dots, [[_mm512_setzero_si512(); ROWS]; BLOCK_PANELS]]
     }
+}
+
+/// Numbers in e4m3, as bf16, in which they are exact. Numbers below 2⁻⁶ become 0: they are less than a 15000th of the largest of their
+/// group and row.
+#[derive(Clone, Copy)]
+pub(super) struct F8Rounded {
+    codes: *const u8,
+}
+
+impl Kind for F8Rounded {
+    const BYTES: usize = GROUP * PANEL;
+    const LINES: usize = Numbers::F8.lines();
+
+    fn new(codes: *const u8) -> Self {
+        Self { codes }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn scales(panel: *const u8, layout: &Layout, group: usize) -> [__m512; 2] {
+        // SAFETY: the caller guarantees this.
+        unsafe { scales(panel, layout, (Numbers::F8, group), 1.0) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn unpack(self, unpacked: &mut Unpacked) {
+        // SAFETY: the caller guarantees this.
+        unsafe { unpacked.fill_lines(self) }
+    }
+}
+
+impl Lines for F8Rounded {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn pairs(self, line: usize) -> [__m512i; 4] {
+        // SAFETY: the caller guarantees that the group has the pair.
+        let pair = |place: usize| unsafe { e4m3_as_bf16(self.codes.add((2 * line + place) * 2 * PANEL)) };
+        [pair(PLACES[0]), pair(PLACES[1]), pair(PLACES[2]), pair(PLACES[3])]
+    }
+}
+
+/// Converts 32 numbers. Both formats have the sign first, and then the exponent, whose biases differ by 120.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn e4m3_as_bf16(codes: *const u8) -> __m512i {
+    const MANTISSA_BITS: i32 = 7;
+    // SAFETY: the caller guarantees that there are so many.
+    let codes = _mm512_cvtepi8_epi16(unsafe { _mm256_loadu_si256(codes.cast()) });
+    let fields = _mm512_and_si512(_mm512_slli_epi16::<4>(codes), _mm512_set1_epi16(0x87f0_u16 as i16));
+    let has_exponent = _mm512_test_epi16_mask(fields, _mm512_set1_epi16(15 << MANTISSA_BITS));
+    _mm512_maskz_add_epi16(has_exponent, fields, _mm512_set1_epi16(120 << MANTISSA_BITS))
 }

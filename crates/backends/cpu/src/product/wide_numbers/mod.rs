@@ -1,11 +1,12 @@
-//! Products of floating-point numbers in fewer than 16 bits with AVX-512 VNNI.
+//! Products of floating-point numbers in fewer than 16 bits with AVX-512. With BF16, numbers become bf16 (`rounded`).
 //!
-//! Numbers become the same integers of 16 bits as with AVX2, and are multiplied with the rows' own. Sums of a group are exact, and
+//! Without it, they become the same integers of 16 bits as with AVX2, and are multiplied with the rows' own. Sums of a group are exact, and
 //! groups are scaled and added in the same order, so the bits are the same, too. A register holds a pair of inputs of sixteen output
 //! rows. Up to four rows are multiplied with numbers as they are read. For more, a group of two panels is unpacked in the
 //! first-level cache first.
 
 mod kinds;
+mod rounded;
 mod rows;
 
 use std::arch::asm;
@@ -17,7 +18,8 @@ use super::levels::{Fp4, Nf4};
 use super::ymm::Ahead;
 use crate::rows::GROUP;
 use crate::weights::{Codes, Layout, Numbers, PANEL, PanelKind, Scales};
-use kinds::{E2m1, F8, Nibbles};
+use kinds::{E2m1, F8, Lines, Nibbles, PLACES};
+pub(super) use rounded::{Bf16Rows, RoundedTile, multiply_rounded};
 pub(super) use rows::TileRows;
 use rows::{Block, Blocks};
 
@@ -169,6 +171,9 @@ trait Kind: Copy {
     /// Number of cache lines that a group has on average, with its scales.
     const LINES: usize;
 
+    /// Number of groups with the same scale.
+    const GROUPS: usize = 1;
+
     /// Whether each half of a group has a scale.
     const HALVES: bool = false;
 
@@ -193,6 +198,21 @@ trait Kind: Copy {
 struct Unpacked([[i16; 2 * PANEL]; PAIRS]);
 
 impl Unpacked {
+    const ZERO: Self = Self([[0; 2 * PANEL]; PAIRS]);
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn fill_lines(&mut self, weights: impl Lines) {
+        for line in 0..PAIRS / PLACES.len() {
+            // SAFETY: the caller guarantees this; a pair fills a register.
+            unsafe {
+                for (place, words) in PLACES.into_iter().zip(weights.pairs(line)) {
+                    _mm512_store_si512(self.0[2 * line + place].as_mut_ptr().cast(), words);
+                }
+            }
+        }
+    }
+
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn fill(&mut self, weights: impl Words) {
@@ -313,7 +333,7 @@ unsafe fn multiply_few<K: Kind + Group, const ROWS: usize>(
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 unsafe fn multiply_many<K: Kind>(panels: Stored<'_>, rows: &TileRows<'_>, results: &mut Results) {
     let mut ahead = panels.ahead();
-    let mut unpacked = [const { Unpacked([[0; 2 * PANEL]; PAIRS]) }; BLOCK_PANELS];
+    let mut unpacked = [const { Unpacked::ZERO }; BLOCK_PANELS];
     for group in 0..panels.layout.groups() {
         ahead.iter_mut().for_each(|ahead| ahead.prefetch(K::LINES));
         // SAFETY: the caller guarantees this; the panels and the rows have this group.

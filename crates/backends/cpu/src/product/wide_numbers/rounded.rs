@@ -1,0 +1,297 @@
+//! Products of numbers as bf16 with rows in bf16.
+//!
+//! The products with the inputs that share a scale are added first, and their sum times the scale is added to the result. Pairs of inputs
+//! follow each other in the order of the lines that have them, whatever the number of rows, so that a row's bits do not depend on it.
+
+use std::arch::x86_64::*;
+
+use super::kinds::{F8Rounded, Lines, Nibbles, PLACES, Rounded};
+use super::{BLOCK_PANELS, Kind, PAIRS, Stored, Unpacked, Words, some};
+use crate::product::bf16::pairs;
+use crate::product::levels::{Fp4, Nf4};
+use crate::product::vnni::block_rows;
+use crate::rows::GROUP;
+use crate::weights::{Layout, Numbers, PANEL, PanelKind};
+
+/// Largest number of rows that are multiplied at once: with two panels, their products and their results take three quarters of the
+/// registers.
+const ROWS: usize = 6;
+
+/// Number of rows up to which numbers are multiplied as they are read.
+const FEW_ROWS: usize = 4;
+
+/// Number of rows of a tile, for which a group is unpacked once.
+const TILE_ROWS: usize = 256;
+
+/// Largest number of groups that are unpacked at once: those of two panels take half of the first-level cache.
+const GROUPS: usize = 8;
+
+/// Results of a tile of rows with two panels, not 4 KiB apart, as in `vnni`.
+type RoundedResults = [[[f32; PANEL]; TILE_ROWS + 1]; BLOCK_PANELS];
+
+/// Memory of the results of a tile. A thread keeps it, as it does that of [`Tile`](super::Tile).
+pub(in super::super) struct RoundedTile(pub(in super::super) RoundedResults);
+
+impl RoundedTile {
+    pub(in super::super) const ROWS: usize = TILE_ROWS;
+}
+
+impl Default for RoundedTile {
+    fn default() -> Self {
+        Self([[[0.0; PANEL]; TILE_ROWS + 1]; BLOCK_PANELS])
+    }
+}
+
+/// Returns the number of groups that are unpacked at once for so many rows. While a few rows are multiplied, others are unpacked.
+fn groups_at_once(rows: usize) -> usize {
+    if rows <= 64 { GROUPS / 2 } else { GROUPS }
+}
+
+/// Number of lines of a group, each of which has four pairs of inputs.
+const LINES: usize = PAIRS / 4;
+
+/// Rows in bf16.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Bf16Rows<'a> {
+    pub(in super::super) elements: &'a [u16],
+    /// Number of elements from a row to the next.
+    pub(in super::super) stride: usize,
+    pub(in super::super) count: usize,
+}
+
+/// A group of a block of rows.
+#[derive(Clone, Copy)]
+struct Block {
+    at: *const u16,
+    stride: usize,
+}
+
+impl Block {
+    /// Broadcasts a pair of inputs of a row.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    unsafe fn pair(self, row: usize, pair: usize) -> __m512bh {
+        // SAFETY: the caller guarantees that the row has it.
+        let pair = unsafe { self.at.add(row * self.stride).cast::<i32>().add(pair).read_unaligned() };
+        pairs(_mm512_set1_epi32(pair))
+    }
+}
+
+/// Sums for two panels.
+type Sums<const N: usize> = [[__m512; N]; BLOCK_PANELS];
+
+/// Multiplies a tile of rows with two panels of numbers. `ahead` prefetches the two that follow in memory.
+///
+/// # Safety
+/// AVX-512 with BF16 must be available, the panels must have the layout, and the rows its inputs. There must be room for an even number
+/// of rows, and for four if there are three.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+pub(in super::super) unsafe fn multiply_rounded(
+    panels: [&[u8]; BLOCK_PANELS],
+    layout: &Layout,
+    rows: Bf16Rows<'_>,
+    ahead: bool,
+    results: &mut RoundedResults,
+) {
+    assert!(panels.iter().all(|panel| panel.len() >= layout.bytes) && layout.cols <= rows.stride);
+    assert!(rows.elements.len() >= (rows.count.next_multiple_of(2) - 1) * rows.stride + layout.cols);
+    let panels = Stored { starts: panels.map(<[u8]>::as_ptr), layout, ahead };
+    // SAFETY: the caller guarantees this.
+    unsafe {
+        match layout.kind {
+            PanelKind::Packed(Numbers::F8) => multiply_any::<F8Rounded>(panels, rows, results),
+            PanelKind::Packed(Numbers::Nf4) => multiply_any::<Nibbles<Rounded<Nf4>>>(panels, rows, results),
+            PanelKind::Packed(Numbers::Fp4) => multiply_any::<Nibbles<Rounded<Fp4>>>(panels, rows, results),
+            other => unreachable!("{other:?} is no kind of packed numbers"),
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn multiply_any<K: Kind + Lines>(panels: Stored<'_>, rows: Bf16Rows<'_>, results: &mut RoundedResults) {
+    // SAFETY: the caller guarantees this.
+    unsafe {
+        match rows.count {
+            1 => multiply_few::<K, 1>(panels, rows, results),
+            2 => multiply_few::<K, 2>(panels, rows, results),
+            3..=FEW_ROWS => multiply_few::<K, FEW_ROWS>(panels, rows, results),
+            _ => multiply_many::<K>(panels, rows, results),
+        }
+    }
+}
+
+/// Multiplies a few rows with numbers as they are read.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn multiply_few<K: Kind + Lines, const N: usize>(
+    panels: Stored<'_>,
+    rows: Bf16Rows<'_>,
+    results: &mut RoundedResults,
+) {
+    let (mut ahead, mut sums) = (panels.ahead(), [[_mm512_setzero_ps(); N]; BLOCK_PANELS]);
+    for first in (0..panels.layout.groups()).step_by(K::GROUPS) {
+        let mut dots = [[_mm512_setzero_ps(); N]; BLOCK_PANELS];
+        // SAFETY: the caller guarantees this; the panels and the rows have these groups.
+        unsafe {
+            for group in first..first + K::GROUPS {
+                ahead.iter_mut().for_each(|ahead| ahead.prefetch(K::LINES));
+                let block = Block { at: rows.elements.as_ptr().add(group * GROUP), stride: rows.stride };
+                add_group(panels.groups::<K>(group), block, &mut dots);
+            }
+            let [first, second] = panels.scales::<K>(first);
+            add_scaled(dots, [first[0], second[0]], &mut sums);
+        }
+    }
+    store(sums, 0, results);
+}
+
+/// Multiplies rows with groups that are unpacked once for all.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn multiply_many<K: Kind + Lines>(panels: Stored<'_>, rows: Bf16Rows<'_>, results: &mut RoundedResults) {
+    let mut ahead = panels.ahead();
+    let mut unpacked = [const { [const { Unpacked::ZERO }; GROUPS] }; BLOCK_PANELS];
+    let groups = panels.layout.groups();
+    let each = groups_at_once(rows.count);
+    // What follows is prefetched between blocks, because memory would be busy for longer than all at once takes.
+    let ahead_of_block = each.div_ceil(rows.count.div_ceil(ROWS));
+    for start in (0..groups).step_by(each) {
+        let count = each.min(groups - start);
+        let mut following = 0..count;
+        // SAFETY: the caller guarantees this; the panels and the rows have these groups.
+        unsafe {
+            for index in 0..count {
+                for (unpacked, group) in unpacked.iter_mut().zip(panels.groups::<K>(start + index)) {
+                    group.unpack(&mut unpacked[index]);
+                }
+            }
+            let mut row = 0;
+            while row < rows.count {
+                for _ in following.by_ref().take(ahead_of_block) {
+                    ahead.iter_mut().for_each(|ahead| ahead.prefetch(K::LINES));
+                }
+                let at = rows.elements.as_ptr().add(row * rows.stride + start * GROUP);
+                let block = Block { at, stride: rows.stride };
+                let unpacked = [&unpacked[0][..count], &unpacked[1][..count]];
+                let of_block = block_rows(rows.count - row, ROWS);
+                match of_block {
+                    2 => add_groups::<K, 2>(panels, unpacked, block, (start, row), results),
+                    4 => add_groups::<K, 4>(panels, unpacked, block, (start, row), results),
+                    _ => add_groups::<K, ROWS>(panels, unpacked, block, (start, row), results),
+                }
+                row += of_block;
+            }
+        }
+    }
+}
+
+/// Adds the products of unpacked groups, from `start` on, with a block of rows to the results from a row on.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn add_groups<K: Kind, const N: usize>(
+    panels: Stored<'_>,
+    unpacked: [&[Unpacked]; BLOCK_PANELS],
+    block: Block,
+    (start, row): (usize, usize),
+    results: &mut RoundedResults,
+) {
+    let mut sums = [[_mm512_setzero_ps(); N]; BLOCK_PANELS];
+    if start > 0 {
+        for p in 0..BLOCK_PANELS {
+            for r in 0..N {
+                // SAFETY: a result has sixteen elements.
+                sums[p][r] = unsafe { _mm512_loadu_ps(results[p][row + r].as_ptr()) };
+            }
+        }
+    }
+    let [first, second] = unpacked.map(|groups| groups.chunks_exact(K::GROUPS));
+    let mut index = 0;
+    for (first, second) in first.zip(second) {
+        let (scaled, mut dots) = (start + index, [[_mm512_setzero_ps(); N]; BLOCK_PANELS]);
+        // SAFETY: the caller guarantees this; the panels and the rows have these groups.
+        unsafe {
+            for panels in first.iter().zip(second) {
+                let block = Block { at: block.at.add(index * GROUP), ..block };
+                add_unpacked(panels, block, &mut dots);
+                index += 1;
+            }
+            let [first, second] = panels.scales::<K>(scaled);
+            add_scaled(dots, [first[0], second[0]], &mut sums);
+        }
+    }
+    store(sums, row, results);
+}
+
+/// Pairs of a group in the order of the lines that have them.
+static PAIRS_BY_LINE: [u8; PAIRS] = {
+    let mut pairs = [0; PAIRS];
+    let mut at = 0;
+    while at < PAIRS {
+        pairs[at] = (at / PLACES.len() * 2 + PLACES[at % PLACES.len()]) as u8;
+        at += 1;
+    }
+    pairs
+};
+
+/// Adds the products of an unpacked group. Each sum takes one product after the other of all others.
+#[expect(clippy::needless_range_loop, reason = "by index, what is in arrays ends in registers")]
+#[inline(always)]
+unsafe fn add_unpacked<const N: usize>((first, second): (&Unpacked, &Unpacked), block: Block, dots: &mut Sums<N>) {
+    for at in some(0..PAIRS) {
+        // SAFETY: the caller guarantees this.
+        unsafe {
+            let pair = usize::from(*PAIRS_BY_LINE.get_unchecked(at));
+            let weights = [Words::pair(first, pair), Words::pair(second, pair)];
+            for r in 0..N {
+                let both = block.pair(r, pair);
+                for p in 0..BLOCK_PANELS {
+                    dots[p][r] = _mm512_dpbf16_ps(dots[p][r], pairs(weights[p]), both);
+                }
+            }
+        }
+    }
+}
+
+/// Adds the products of a group as it is read.
+#[expect(clippy::needless_range_loop, reason = "by index, what is in arrays ends in registers")]
+#[inline(always)]
+unsafe fn add_group<W: Lines, const N: usize>(panels: [W; BLOCK_PANELS], block: Block, dots: &mut Sums<N>) {
+    for line in some(0..LINES) {
+        // SAFETY: the caller guarantees this.
+        unsafe {
+            let weights = [panels[0].pairs(line), panels[1].pairs(line)];
+            for (k, place) in PLACES.into_iter().enumerate() {
+                for r in 0..N {
+                    let both = block.pair(r, 2 * line + place);
+                    for p in 0..BLOCK_PANELS {
+                        dots[p][r] = _mm512_dpbf16_ps(dots[p][r], pairs(weights[p][k]), both);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Adds sums times the scales of both panels.
+#[inline(always)]
+unsafe fn add_scaled<const N: usize>(dots: Sums<N>, scales: [__m512; BLOCK_PANELS], sums: &mut Sums<N>) {
+    for p in 0..BLOCK_PANELS {
+        for r in 0..N {
+            // SAFETY: the caller guarantees the instruction set.
+            sums[p][r] = unsafe { _mm512_fmadd_ps(dots[p][r], scales[p], sums[p][r]) };
+        }
+    }
+}
+
+/// Stores the results from a row on.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn store<const N: usize>(sums: Sums<N>, row: usize, results: &mut RoundedResults) {
+    for (results, sums) in results.iter_mut().zip(sums) {
+        for (result, sum) in results[row..row + N].iter_mut().zip(sums) {
+            // SAFETY: a result has sixteen elements.
+            unsafe { _mm512_storeu_ps(result.as_mut_ptr(), sum) };
+        }
+    }
+}
