@@ -474,8 +474,19 @@ pub fn random_blocks(storage: StorageType, elements: usize, scale: f32, rng: &mu
                 }
                 set_other_scale(quantised, block, scale, rng);
             }
+            if quantised == StorageType::F8E4M3 {
+                share_scales(&mut bytes, quantised.block_bytes());
+            }
             bytes
         }
+    }
+}
+
+/// Gives four blocks at a time the same scale: those of checkpoints in FP8 are of 128 inputs or more.
+fn share_scales(blocks: &mut [u8], bytes: usize) {
+    for blocks in blocks.chunks_mut(4 * bytes) {
+        let (first, others) = blocks.split_at_mut(bytes);
+        others.chunks_mut(bytes).for_each(|block| block[..4].copy_from_slice(&first[..4]));
     }
 }
 

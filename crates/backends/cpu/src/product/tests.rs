@@ -273,19 +273,37 @@ fn multiplies_rounded(isa: Isa) -> bool {
     false
 }
 
-/// A row's results are those of the definition, and do not depend on the number of rows.
+/// Gives each block of numbers a scale of its own: some are powers of two times each other.
+fn unlike_scales(mut blocks: Vec<u8>, storage: StorageType, rng: &mut TestRng) -> Vec<u8> {
+    for block in blocks.chunks_exact_mut(storage.block_bytes()) {
+        let scale = [0.5, 1.0, 1.5][rng.below(3)] / 448.0 * 2f32.powi(rng.below(5) as i32);
+        block[..4].copy_from_slice(&scale.to_le_bytes());
+    }
+    blocks
+}
+
 #[test]
 fn packed_numbers_as_bf16_have_the_same_bits_for_any_number_of_rows() {
     let Some(isa) = Isa::ALL.into_iter().find(|isa| isa.is_available() && multiplies_rounded(*isa)) else { return };
     for storage in [StorageType::F8E4M3, StorageType::Nf4, StorageType::Fp4] {
         // Eight groups are unpacked at once.
         for cols in [64, 192, 576] {
-            let matrix = matrix(storage, cols);
-            let all = product(isa, &matrix, cols, 300);
-            for rows in [1, 2, 3, 4, 5, 7, 8, 9, 11, 16, 33, 64, 65, 257] {
-                let some = product(isa, &matrix, cols, rows);
-                let bits = |results: &[f32]| results.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-                assert_eq!(bits(&some), bits(&all[..some.len()]), "{storage}, {cols} inputs, {rows} rows");
+            let mut rng = TestRng(3);
+            let unlike = matrix_of(storage, cols, WeightDtype::AsStored, |rows| {
+                unlike_scales(random_blocks(storage, rows * cols, 0.5, &mut rng), storage, &mut rng)
+            });
+            for matrix in [matrix(storage, cols), unlike] {
+                let all = product(isa, &matrix, cols, 300);
+                for rows in [1, 2, 3, 4, 5, 7, 8, 9, 11, 16, 33, 64, 65, 257] {
+                    let some = product(isa, &matrix, cols, rows);
+                    let bits = |results: &[f32]| results.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                    assert_eq!(bits(&some), bits(&all[..some.len()]), "{storage}, {cols} inputs, {rows} rows");
+                }
+                let expected = expected(&matrix, cols, 300);
+                let largest = expected.iter().fold(0.0f64, |a, b| a.max(b.abs()));
+                for (found, expected) in all.iter().zip(&expected) {
+                    assert!((f64::from(*found) - expected).abs() < 5e-3 * largest, "{storage}, {cols} inputs");
+                }
             }
         }
     }

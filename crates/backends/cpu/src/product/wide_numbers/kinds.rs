@@ -56,7 +56,6 @@ pub(super) trait InNibbles: Copy {
 
     /// The constants of [`Kind`].
     const LINES: usize;
-    const GROUPS: usize;
     const HALVES: bool;
 
     /// # Safety
@@ -69,7 +68,6 @@ impl<V: Values> InNibbles for V {
     const TABLE: &'static Table = &Table::new(&V::LEVELS.words);
     const ORDER: Option<&'static [u8; 16]> = Some(&[0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15]);
     const LINES: usize = V::NUMBERS.lines();
-    const GROUPS: usize = V::NUMBERS.groups_of_scale();
     const HALVES: bool = false;
 
     #[inline]
@@ -88,7 +86,6 @@ impl<V: Values> InNibbles for Rounded<V> {
     const TABLE: &'static Table = &Table::new(&rounded(V::VALUES));
     const ORDER: Option<&'static [u8; 16]> = V::ORDER;
     const LINES: usize = V::NUMBERS.lines();
-    const GROUPS: usize = V::NUMBERS.groups_of_scale();
     const HALVES: bool = false;
 
     #[inline]
@@ -126,7 +123,6 @@ impl InNibbles for E2m1 {
     };
     const ORDER: Option<&'static [u8; 16]> = None;
     const LINES: usize = Codes::E2m1.lines();
-    const GROUPS: usize = 1;
     const HALVES: bool = true;
 
     #[inline]
@@ -150,7 +146,6 @@ const LINES: usize = PAIRS / 4;
 impl<V: InNibbles> Kind for Nibbles<V> {
     const BYTES: usize = GROUP * PANEL / 2;
     const LINES: usize = V::LINES;
-    const GROUPS: usize = V::GROUPS;
     const HALVES: bool = V::HALVES;
 
     fn new(codes: *const u8) -> Self {
@@ -316,19 +311,52 @@ impl Group for F8 {
     }
 }
 
+/// Numbers that are multiplied as bf16. Products with some groups are added before they are scaled.
+pub(super) trait AsBf16: Kind + Lines {
+    /// Number of groups whose products may be added.
+    const TOGETHER: usize;
+
+    /// Returns the group in the unit of one before it, of which these are the scales: the numbers times its own scales over these. `None`
+    /// if that would not be exact.
+    ///
+    /// # Safety
+    /// AVX-512 must be available.
+    unsafe fn in_unit(self, scales: __m512, unit: __m512) -> Option<Self>;
+}
+
+impl<V: Values> AsBf16 for Nibbles<Rounded<V>> {
+    const TOGETHER: usize = V::NUMBERS.groups_of_scale();
+
+    #[inline(always)]
+    unsafe fn in_unit(self, _: __m512, _: __m512) -> Option<Self> {
+        // These groups have the same scales.
+        Some(self)
+    }
+}
+
 /// Numbers in e4m3, as bf16, in which they are exact. Numbers below 2⁻⁶ become 0: they are less than a 15000th of the largest of their
 /// group and row.
 #[derive(Clone, Copy)]
 pub(super) struct F8Rounded {
     codes: *const u8,
+    /// Addend of the exponents of each row's two numbers, in words.
+    exponents: __m512i,
 }
+
+/// Number of bits of a mantissa in bf16.
+const MANTISSA_BITS: u32 = 7;
+
+/// What the bias of exponents in bf16 is larger by than that of e4m3, in its place.
+const BIAS: i16 = 120 << MANTISSA_BITS;
 
 impl Kind for F8Rounded {
     const BYTES: usize = GROUP * PANEL;
     const LINES: usize = Numbers::F8.lines();
 
+    #[inline(always)]
     fn new(codes: *const u8) -> Self {
-        Self { codes }
+        // SAFETY: the caller guarantees the instruction set.
+        Self { codes, exponents: unsafe { _mm512_set1_epi16(BIAS) } }
     }
 
     #[inline]
@@ -351,19 +379,44 @@ impl Lines for F8Rounded {
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn pairs(self, line: usize) -> [__m512i; 4] {
         // SAFETY: the caller guarantees that the group has the pair.
-        let pair = |place: usize| unsafe { e4m3_as_bf16(self.codes.add((2 * line + place) * 2 * PANEL)) };
+        let pair = |place: usize| unsafe { self.pair(2 * line + place) };
         [pair(PLACES[0]), pair(PLACES[1]), pair(PLACES[2]), pair(PLACES[3])]
     }
 }
 
-/// Converts 32 numbers. Both formats have the sign first, and then the exponent, whose biases differ by 120.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn e4m3_as_bf16(codes: *const u8) -> __m512i {
-    const MANTISSA_BITS: i32 = 7;
-    // SAFETY: the caller guarantees that there are so many.
-    let codes = _mm512_cvtepi8_epi16(unsafe { _mm256_loadu_si256(codes.cast()) });
-    let fields = _mm512_and_si512(_mm512_slli_epi16::<4>(codes), _mm512_set1_epi16(0x87f0_u16 as i16));
-    let has_exponent = _mm512_test_epi16_mask(fields, _mm512_set1_epi16(15 << MANTISSA_BITS));
-    _mm512_maskz_add_epi16(has_exponent, fields, _mm512_set1_epi16(120 << MANTISSA_BITS))
+impl F8Rounded {
+    /// Converts a pair of inputs. Both formats have the sign first, and then the exponent.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn pair(self, pair: usize) -> __m512i {
+        // SAFETY: the caller guarantees this.
+        let codes = unsafe { _mm256_loadu_si256(self.codes.add(pair * 2 * PANEL).cast()) };
+        let codes = _mm512_cvtepi8_epi16(codes);
+        let fields = _mm512_and_si512(_mm512_slli_epi16::<4>(codes), _mm512_set1_epi16(0x87f0_u16 as i16));
+        let has_exponent = _mm512_test_epi16_mask(fields, _mm512_set1_epi16(15 << MANTISSA_BITS));
+        _mm512_maskz_add_epi16(has_exponent, fields, self.exponents)
+    }
+}
+
+impl AsBf16 for F8Rounded {
+    const TOGETHER: usize = 4;
+
+    /// Groups of a row whose scale is that of a tensor, of the row or of 128 inputs were scaled by powers of two when they were loaded.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn in_unit(self, scales: __m512, unit: __m512) -> Option<Self> {
+        const F32_MANTISSA_BITS: u32 = 23;
+        // Exponents of numbers in bf16 are from 121 to 135, and stay in their range.
+        const MOST: i32 = 60 << F32_MANTISSA_BITS;
+        let over = _mm512_sub_epi32(_mm512_castps_si512(scales), _mm512_castps_si512(unit));
+        let inexact = _mm512_test_epi32_mask(over, _mm512_set1_epi32((1 << F32_MANTISSA_BITS) - 1));
+        let far = _mm512_cmpgt_epi32_mask(_mm512_abs_epi32(over), _mm512_set1_epi32(MOST));
+        if inexact | far != 0 {
+            return None;
+        }
+        let exponents = _mm512_srai_epi32::<{ F32_MANTISSA_BITS - MANTISSA_BITS }>(over);
+        let first = _mm512_and_si512(exponents, _mm512_set1_epi32(0xffff));
+        let both = _mm512_or_si512(first, _mm512_slli_epi32::<16>(exponents));
+        Some(Self { exponents: _mm512_add_epi16(self.exponents, both), ..self })
+    }
 }

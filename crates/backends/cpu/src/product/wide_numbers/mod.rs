@@ -171,9 +171,6 @@ trait Kind: Copy {
     /// Number of cache lines that a group has on average, with its scales.
     const LINES: usize;
 
-    /// Number of groups with the same scale.
-    const GROUPS: usize = 1;
-
     /// Whether each half of a group has a scale.
     const HALVES: bool = false;
 
@@ -270,7 +267,7 @@ impl Stored<'_> {
     }
 
     /// Returns a group of each panel.
-    #[inline]
+    #[inline(always)]
     fn groups<K: Kind>(self, group: usize) -> [K; BLOCK_PANELS] {
         let [first, second] = self.starts;
         [K::new(first.wrapping_add(group * K::BYTES)), K::new(second.wrapping_add(group * K::BYTES))]

@@ -1,11 +1,12 @@
 //! Products of numbers as bf16 with rows in bf16.
 //!
-//! The products with the inputs that share a scale are added first, and their sum times the scale is added to the result. Pairs of inputs
-//! follow each other in the order of the lines that have them, whatever the number of rows, so that a row's bits do not depend on it.
+//! Products with groups whose scales are powers of two times each other are added first, up to four groups, and their sum times the scale
+//! is added to the result. Pairs of inputs follow each other in the order of the lines that have them. Neither depends on the
+//! number of rows, so that a row's bits do not depend on it.
 
 use std::arch::x86_64::*;
 
-use super::kinds::{F8Rounded, Lines, Nibbles, PLACES, Rounded};
+use super::kinds::{AsBf16, F8Rounded, Lines, Nibbles, PLACES, Rounded};
 use super::{BLOCK_PANELS, Kind, PAIRS, Stored, Unpacked, Words, some};
 use crate::product::bf16::pairs;
 use crate::product::levels::{Fp4, Nf4};
@@ -109,7 +110,7 @@ pub(in super::super) unsafe fn multiply_rounded(
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn multiply_any<K: Kind + Lines>(panels: Stored<'_>, rows: Bf16Rows<'_>, results: &mut RoundedResults) {
+unsafe fn multiply_any<K: AsBf16>(panels: Stored<'_>, rows: Bf16Rows<'_>, results: &mut RoundedResults) {
     // SAFETY: the caller guarantees this.
     unsafe {
         match rows.count {
@@ -124,36 +125,101 @@ unsafe fn multiply_any<K: Kind + Lines>(panels: Stored<'_>, rows: Bf16Rows<'_>, 
 /// Multiplies a few rows with numbers as they are read.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn multiply_few<K: Kind + Lines, const N: usize>(
+unsafe fn multiply_few<K: AsBf16, const N: usize>(
     panels: Stored<'_>,
     rows: Bf16Rows<'_>,
     results: &mut RoundedResults,
 ) {
     let (mut ahead, mut sums) = (panels.ahead(), [[_mm512_setzero_ps(); N]; BLOCK_PANELS]);
-    for first in (0..panels.layout.groups()).step_by(K::GROUPS) {
+    let groups = panels.layout.groups();
+    for first in (0..groups).step_by(K::TOGETHER) {
         let mut dots = [[_mm512_setzero_ps(); N]; BLOCK_PANELS];
         // SAFETY: the caller guarantees this; the panels and the rows have these groups.
         unsafe {
-            for group in first..first + K::GROUPS {
+            let mut units = panels.units::<K>(first);
+            for group in first..(first + K::TOGETHER).min(groups) {
                 ahead.iter_mut().for_each(|ahead| ahead.prefetch(K::LINES));
+                let mut weights = panels.groups::<K>(group);
+                if group > first {
+                    let scales = panels.units::<K>(group);
+                    for p in 0..BLOCK_PANELS {
+                        match weights[p].in_unit(scales[p], units[p]) {
+                            Some(group) => weights[p] = group,
+                            None => {
+                                add_scaled(&mut dots[p], units[p], &mut sums[p]);
+                                units[p] = scales[p];
+                            }
+                        }
+                    }
+                }
                 let block = Block { at: rows.elements.as_ptr().add(group * GROUP), stride: rows.stride };
-                add_group(panels.groups::<K>(group), block, &mut dots);
+                add_group(weights, block, &mut dots);
             }
-            let [first, second] = panels.scales::<K>(first);
-            add_scaled(dots, [first[0], second[0]], &mut sums);
+            for p in 0..BLOCK_PANELS {
+                add_scaled(&mut dots[p], units[p], &mut sums[p]);
+            }
         }
     }
     store(sums, 0, results);
 }
 
+impl Stored<'_> {
+    /// Returns the scales of a group of each panel.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn units<K: Kind>(self, group: usize) -> [__m512; BLOCK_PANELS] {
+        // SAFETY: the caller guarantees this.
+        let [first, second] = unsafe { self.scales::<K>(group) };
+        [first[0], second[0]]
+    }
+}
+
+/// A group of a panel as bf16.
+#[repr(align(64))]
+struct Group {
+    numbers: Unpacked,
+    /// Scales of the products with this group and those before it.
+    unit: [f32; PANEL],
+    /// Whether the next group has another unit.
+    is_last: bool,
+}
+
+impl Group {
+    const ZERO: Self = Self { numbers: Unpacked::ZERO, unit: [0.0; PANEL], is_last: true };
+}
+
+/// Unpacks groups of a panel, from a multiple of [`AsBf16::TOGETHER`] on.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn unpack<K: AsBf16>(panel: *const u8, layout: &Layout, start: usize, groups: &mut [Group]) {
+    let mut unit = _mm512_setzero_ps();
+    for index in 0..groups.len() {
+        // SAFETY: the caller guarantees that the panel has this group; an array of a panel fills a register.
+        unsafe {
+            let mut weights = K::new(panel.add((start + index) * K::BYTES));
+            let [scales, _] = K::scales(panel, layout, start + index);
+            let is_first = index.is_multiple_of(K::TOGETHER);
+            match if is_first { None } else { weights.in_unit(scales, unit) } {
+                Some(group) => {
+                    groups[index - 1].is_last = false;
+                    weights = group;
+                }
+                None => unit = scales,
+            }
+            weights.unpack(&mut groups[index].numbers);
+            _mm512_store_ps(groups[index].unit.as_mut_ptr(), unit);
+            groups[index].is_last = true;
+        }
+    }
+}
+
 /// Multiplies rows with groups that are unpacked once for all.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn multiply_many<K: Kind + Lines>(panels: Stored<'_>, rows: Bf16Rows<'_>, results: &mut RoundedResults) {
+unsafe fn multiply_many<K: AsBf16>(panels: Stored<'_>, rows: Bf16Rows<'_>, results: &mut RoundedResults) {
     let mut ahead = panels.ahead();
-    let mut unpacked = [const { [const { Unpacked::ZERO }; GROUPS] }; BLOCK_PANELS];
-    let groups = panels.layout.groups();
-    let each = groups_at_once(rows.count);
+    let mut unpacked = [const { [const { Group::ZERO }; GROUPS] }; BLOCK_PANELS];
+    let (groups, each) = (panels.layout.groups(), groups_at_once(rows.count));
     // What follows is prefetched between blocks, because memory would be busy for longer than all at once takes.
     let ahead_of_block = each.div_ceil(rows.count.div_ceil(ROWS));
     for start in (0..groups).step_by(each) {
@@ -161,11 +227,10 @@ unsafe fn multiply_many<K: Kind + Lines>(panels: Stored<'_>, rows: Bf16Rows<'_>,
         let mut following = 0..count;
         // SAFETY: the caller guarantees this; the panels and the rows have these groups.
         unsafe {
-            for index in 0..count {
-                for (unpacked, group) in unpacked.iter_mut().zip(panels.groups::<K>(start + index)) {
-                    group.unpack(&mut unpacked[index]);
-                }
+            for (panel, unpacked) in panels.starts.into_iter().zip(&mut unpacked) {
+                unpack::<K>(panel, panels.layout, start, &mut unpacked[..count]);
             }
+            let unpacked = [&unpacked[0][..count], &unpacked[1][..count]];
             let mut row = 0;
             while row < rows.count {
                 for _ in following.by_ref().take(ahead_of_block) {
@@ -173,12 +238,11 @@ unsafe fn multiply_many<K: Kind + Lines>(panels: Stored<'_>, rows: Bf16Rows<'_>,
                 }
                 let at = rows.elements.as_ptr().add(row * rows.stride + start * GROUP);
                 let block = Block { at, stride: rows.stride };
-                let unpacked = [&unpacked[0][..count], &unpacked[1][..count]];
                 let of_block = block_rows(rows.count - row, ROWS);
                 match of_block {
-                    2 => add_groups::<K, 2>(panels, unpacked, block, (start, row), results),
-                    4 => add_groups::<K, 4>(panels, unpacked, block, (start, row), results),
-                    _ => add_groups::<K, ROWS>(panels, unpacked, block, (start, row), results),
+                    2 => add_groups::<2>(unpacked, block, (start == 0, row), results),
+                    4 => add_groups::<4>(unpacked, block, (start == 0, row), results),
+                    _ => add_groups::<ROWS>(unpacked, block, (start == 0, row), results),
                 }
                 row += of_block;
             }
@@ -186,18 +250,18 @@ unsafe fn multiply_many<K: Kind + Lines>(panels: Stored<'_>, rows: Bf16Rows<'_>,
     }
 }
 
-/// Adds the products of unpacked groups, from `start` on, with a block of rows to the results from a row on.
+/// Adds the products of unpacked groups with a block of rows to the results from a row on, of which there are none if the groups are the
+/// first ones.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn add_groups<K: Kind, const N: usize>(
-    panels: Stored<'_>,
-    unpacked: [&[Unpacked]; BLOCK_PANELS],
-    block: Block,
-    (start, row): (usize, usize),
+unsafe fn add_groups<const N: usize>(
+    groups: [&[Group]; BLOCK_PANELS],
+    mut block: Block,
+    (are_first, row): (bool, usize),
     results: &mut RoundedResults,
 ) {
-    let mut sums = [[_mm512_setzero_ps(); N]; BLOCK_PANELS];
-    if start > 0 {
+    let (mut sums, mut dots) = ([[_mm512_setzero_ps(); N]; BLOCK_PANELS], [[_mm512_setzero_ps(); N]; BLOCK_PANELS]);
+    if !are_first {
         for p in 0..BLOCK_PANELS {
             for r in 0..N {
                 // SAFETY: a result has sixteen elements.
@@ -205,19 +269,18 @@ unsafe fn add_groups<K: Kind, const N: usize>(
             }
         }
     }
-    let [first, second] = unpacked.map(|groups| groups.chunks_exact(K::GROUPS));
-    let mut index = 0;
-    for (first, second) in first.zip(second) {
-        let (scaled, mut dots) = (start + index, [[_mm512_setzero_ps(); N]; BLOCK_PANELS]);
-        // SAFETY: the caller guarantees this; the panels and the rows have these groups.
+    let [first, second] = groups;
+    for groups in first.iter().zip(second) {
+        // SAFETY: the caller guarantees this; the rows have these groups.
         unsafe {
-            for panels in first.iter().zip(second) {
-                let block = Block { at: block.at.add(index * GROUP), ..block };
-                add_unpacked(panels, block, &mut dots);
-                index += 1;
+            add_unpacked((&groups.0.numbers, &groups.1.numbers), block, &mut dots);
+            if groups.0.is_last {
+                add_scaled(&mut dots[0], _mm512_load_ps(groups.0.unit.as_ptr()), &mut sums[0]);
             }
-            let [first, second] = panels.scales::<K>(scaled);
-            add_scaled(dots, [first[0], second[0]], &mut sums);
+            if groups.1.is_last {
+                add_scaled(&mut dots[1], _mm512_load_ps(groups.1.unit.as_ptr()), &mut sums[1]);
+            }
+            block.at = block.at.add(GROUP);
         }
     }
     store(sums, row, results);
@@ -273,13 +336,14 @@ unsafe fn add_group<W: Lines, const N: usize>(panels: [W; BLOCK_PANELS], block: 
     }
 }
 
-/// Adds sums times the scales of both panels.
+/// Adds products with a panel times its scales to the sums, and begins others.
 #[inline(always)]
-unsafe fn add_scaled<const N: usize>(dots: Sums<N>, scales: [__m512; BLOCK_PANELS], sums: &mut Sums<N>) {
-    for p in 0..BLOCK_PANELS {
-        for r in 0..N {
-            // SAFETY: the caller guarantees the instruction set.
-            sums[p][r] = unsafe { _mm512_fmadd_ps(dots[p][r], scales[p], sums[p][r]) };
+unsafe fn add_scaled<const N: usize>(dots: &mut [__m512; N], scales: __m512, sums: &mut [__m512; N]) {
+    for r in 0..N {
+        // SAFETY: the caller guarantees the instruction set.
+        unsafe {
+            sums[r] = _mm512_fmadd_ps(dots[r], scales, sums[r]);
+            dots[r] = _mm512_setzero_ps();
         }
     }
 }
