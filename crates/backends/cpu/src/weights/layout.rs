@@ -247,7 +247,7 @@ impl PanelKind {
     pub(crate) const fn takes_integers(self, isa: Isa) -> bool {
         match self {
             Self::Quant(..) => true,
-            // In bf16, more products take as many instructions, and rows have no scales.
+            // As bf16, where it is multiplied, they take as many products, and rows have no scales to apply.
             Self::Packed(_) => matches!(isa, Isa::Avx2 | Isa::AvxVnni | Isa::Avx512),
             Self::Bf16 | Self::F16 | Self::F32 => false,
         }
