@@ -3,16 +3,13 @@
 
 use std::arch::x86_64::*;
 
+use super::pairs::{BLOCK_PANELS, Results, store};
 use crate::memory::LINE;
 use crate::rows::GROUP;
 use crate::weights::PANEL;
 
-/// Number of rows and panels in a block: their sums and one step's operands fill the registers.
+/// Number of rows in a block: its sums with two panels and one step's operands fill the registers.
 pub(super) const BLOCK_ROWS: usize = 8;
-pub(super) const BLOCK_PANELS: usize = 2;
-
-/// Results of a block of rows and panels.
-pub(super) type Results = [[[f32; PANEL]; BLOCK_ROWS]; BLOCK_PANELS];
 
 /// A panel of bf16.
 #[derive(Clone, Copy)]
@@ -63,7 +60,7 @@ pub(super) unsafe fn multiply(
     (input, stride): (&[u16], usize),
     count: usize,
     ahead: bool,
-    results: &mut Results,
+    results: &mut Results<BLOCK_ROWS>,
 ) {
     // SAFETY: the caller guarantees this.
     unsafe {
@@ -84,7 +81,7 @@ unsafe fn rows<const ROWS: usize>(
     cols: usize,
     (input, stride): (&[u16], usize),
     ahead: bool,
-    results: &mut Results,
+    results: &mut Results<BLOCK_ROWS>,
 ) {
     assert!(input.len() >= (ROWS - 1) * stride + cols);
     let mut sums = [[_mm512_setzero_ps(); ROWS]; BLOCK_PANELS];
@@ -106,12 +103,8 @@ unsafe fn rows<const ROWS: usize>(
             }
         }
     }
-    for p in 0..BLOCK_PANELS {
-        for r in 0..ROWS {
-            // SAFETY: a result has sixteen elements.
-            unsafe { _mm512_storeu_ps(results[p][r].as_mut_ptr(), sums[p][r]) };
-        }
-    }
+    // SAFETY: the instruction set is available.
+    unsafe { store(sums, 0, results) };
 }
 
 /// Converts pairs of bf16 to words.

@@ -14,6 +14,7 @@ pub(super) struct Levels {
 /// Values of a kind of nibbles.
 pub(super) trait Values: Copy {
     const NUMBERS: Numbers;
+    /// Values by their codes.
     const VALUES: &'static [f32; 16];
     const LEVELS: Levels;
 }

@@ -14,6 +14,8 @@ mod levels;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod numbers;
+#[cfg(target_arch = "x86_64")]
+mod pairs;
 mod plain;
 #[cfg(target_arch = "x86_64")]
 mod read;
@@ -213,7 +215,7 @@ impl<'a> Product<'a> {
             },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the caller guarantees this; the instruction set is available, and there is room for whole tiles of rows.
-            PanelKind::Packed(_) if isa == Isa::Avx512Bf16 => unsafe {
+            kind if kind.takes_rounded(isa) => unsafe {
                 rounded_blocks(part, panels, self.input.bf16(), rows, &mut store);
             },
             // SAFETY: the caller guarantees this.

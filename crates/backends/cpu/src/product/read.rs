@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 use std::hint::unreachable_unchecked;
 use std::marker::PhantomData;
 
-use super::vnni::BLOCK_PANELS;
+use super::pairs::BLOCK_PANELS;
 use crate::memory::LINE;
 use crate::weights::{Codes, E2M1_CODES, E2M1_OFFSET, IQ4_CODES, IQ4_OFFSET, Layout, PANEL, PanelKind, STEPS, Scales};
 

@@ -253,7 +253,7 @@ fn packed_numbers_have_the_bits_of_those_that_are_unpacked_when_they_are_loaded(
             assert_eq!(one, other, "{storage}, row {row}");
         }
         let kind = Layout::new(storage, 192).unwrap().kind;
-        let unpack = |isa: &Isa| isa.is_available() && !kind.takes_integers(*isa) && !multiplies_rounded(*isa);
+        let unpack = |isa: &Isa| isa.is_available() && !kind.takes_integers(*isa) && !kind.takes_rounded(*isa);
         for isa in Isa::ALL.into_iter().filter(unpack) {
             for rows in [1, 3, 20, 300] {
                 let bits = |matrix| product(isa, matrix, 192, rows).into_iter().map(f32::to_bits).collect::<Vec<_>>();
@@ -263,14 +263,10 @@ fn packed_numbers_have_the_bits_of_those_that_are_unpacked_when_they_are_loaded(
     }
 }
 
-/// Returns whether packed numbers are multiplied as bf16, before their scales are applied.
-fn multiplies_rounded(isa: Isa) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    if isa == Isa::Avx512Bf16 {
-        return true;
-    }
-    let _ = isa;
-    false
+/// Returns the available instruction sets with which packed numbers are added as bf16 before they are scaled.
+fn sets_with_rounded(storage: StorageType) -> impl Iterator<Item = Isa> {
+    let kind = Layout::new(storage, 256).unwrap().kind;
+    Isa::ALL.into_iter().filter(move |isa| isa.is_available() && kind.takes_rounded(*isa))
 }
 
 /// Gives each block of numbers a scale of its own: some are powers of two times each other.
@@ -284,8 +280,8 @@ fn unlike_scales(mut blocks: Vec<u8>, storage: StorageType, rng: &mut TestRng) -
 
 #[test]
 fn packed_numbers_as_bf16_have_the_same_bits_for_any_number_of_rows() {
-    let Some(isa) = Isa::ALL.into_iter().find(|isa| isa.is_available() && multiplies_rounded(*isa)) else { return };
-    for storage in [StorageType::F8E4M3, StorageType::Nf4, StorageType::Fp4] {
+    let kinds = [StorageType::F8E4M3, StorageType::Nf4, StorageType::Fp4];
+    for (storage, isa) in kinds.into_iter().flat_map(|kind| sets_with_rounded(kind).map(move |isa| (kind, isa))) {
         // Eight groups are unpacked at once.
         for cols in [64, 192, 576] {
             let mut rng = TestRng(3);
@@ -364,8 +360,7 @@ fn e4m3_numbers_are_near_whatever_the_size_of_their_group() {
         block[..4].copy_from_slice(&2f32.powi(index as i32 % 9 - 4).to_le_bytes());
     }
     let (matrix, values) = matrix_and_values(storage, 64, &blocks);
-    let rounded = Isa::ALL.into_iter().filter(|isa| isa.is_available() && multiplies_rounded(*isa));
-    for isa in sets_with_integers_of(storage).into_iter().chain(rounded) {
+    for isa in sets_with_integers_of(storage).into_iter().chain(sets_with_rounded(storage)) {
         let found = product_of_units(isa, &matrix, 64);
         for (row, values) in values.chunks(64).enumerate() {
             for (k, value) in values.iter().enumerate() {

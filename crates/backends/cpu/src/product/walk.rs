@@ -6,6 +6,8 @@ use octavo_ops::StorageType;
 
 #[cfg(target_arch = "aarch64")]
 use super::neon;
+#[cfg(target_arch = "x86_64")]
+use super::pairs::{BLOCK_PANELS, Results};
 use super::{PIECE_PANELS, numbers, plain};
 #[cfg(target_arch = "x86_64")]
 use super::{amx, bf16, vnni, wide, wide_numbers, ymm};
@@ -67,9 +69,11 @@ thread_local! {
 
 #[cfg(target_arch = "x86_64")]
 thread_local! {
+    /// Memory of a tile of many rows in 8 or 12 bits.
+    static VNNI_TILE: RefCell<vnni::Tile> = RefCell::default();
     /// Memory of a tile of rows in 16 bits and of its results.
     static NUMBER_TILE: RefCell<wide_numbers::Tile> = RefCell::default();
-    /// Memory of the results of a tile of rows in bf16.
+    /// Memory of a tile of rows in bf16.
     static ROUNDED_TILE: RefCell<wide_numbers::RoundedTile> = RefCell::default();
 }
 
@@ -77,49 +81,66 @@ pub(super) type Store<'s> = &'s mut dyn FnMut(usize, usize, &mut [[f32; PANEL]])
 pub(super) type Quant<'a> = crate::activation::QuantRows<'a>;
 pub(super) type Range = std::ops::Range<usize>;
 
+/// Two panels, or one if it is the last.
+#[cfg(target_arch = "x86_64")]
+struct Pair(Range);
+
+#[cfg(target_arch = "x86_64")]
+impl Pair {
+    /// Divides panels into pairs.
+    fn all(panels: Range) -> impl Iterator<Item = Self> {
+        let end = panels.end;
+        panels.step_by(BLOCK_PANELS).map(move |from| Self(from..(from + BLOCK_PANELS).min(end)))
+    }
+
+    /// Returns the weights of both. A panel that does not exist repeats the last one; its results are not used.
+    fn weights<'a>(&self, panel: impl Fn(usize) -> &'a [u8]) -> [&'a [u8]; BLOCK_PANELS] {
+        std::array::from_fn(|slot| panel((self.0.start + slot).min(self.0.end - 1)))
+    }
+
+    /// Stores the results of `count` rows from `first` on.
+    fn store<const ROWS: usize>(&self, (first, count): (usize, usize), results: &mut Results<ROWS>, store: Store<'_>) {
+        self.0.clone().zip(results).for_each(|(panel, results)| store(first, panel, &mut results[..count]));
+    }
+}
+
 /// Multiplies any number of rows with panels of integers, two at a time.
 ///
 /// # Safety
 /// AVX-512 with VNNI must be available, and the input must have room for whole tiles of rows.
 #[cfg(target_arch = "x86_64")]
 pub(super) unsafe fn blocks(part: &Part, panels: Range, input: &Quant<'_>, rows: Range, store: Store<'_>) {
-    use vnni::{BLOCK_PANELS, BLOCK_ROWS, Results, TILE_ROWS, TileResults};
+    use vnni::{BLOCK_ROWS, TILE_ROWS};
 
     let layout = &part.layout;
     if layout.kind.words(Isa::Avx512, input.coarse).is_some() {
         // SAFETY: the caller guarantees this.
         return unsafe { number_blocks(part, panels, input, rows, store) };
     }
-    let pairs = panels.clone().step_by(BLOCK_PANELS).map(|from| from..(from + BLOCK_PANELS).min(panels.end));
-    // A panel that does not exist repeats the last one; its results are not used.
-    let weights = |pair: &Range| std::array::from_fn(|slot| part.panel((pair.start + slot).min(pair.end - 1)));
     if rows.len() <= BLOCK_ROWS {
-        let mut results: Results = [[[0.0; PANEL]; BLOCK_ROWS]; BLOCK_PANELS];
-        for pair in pairs {
+        let mut results = [[[0.0; PANEL]; BLOCK_ROWS]; BLOCK_PANELS];
+        for pair in Pair::all(panels) {
+            let weights = pair.weights(|panel| part.panel(panel));
             for first in rows.clone().step_by(BLOCK_ROWS) {
-                let count = (rows.end - first).min(BLOCK_ROWS);
+                let some = (first, (rows.end - first).min(BLOCK_ROWS));
                 // SAFETY: the caller guarantees this; the panels have this layout.
-                unsafe {
-                    let ahead = first == rows.start;
-                    vnni::packed(weights(&pair), layout, input, (first, count), ahead, &mut results);
-                }
-                pair.clone().zip(&mut results).for_each(|(panel, results)| store(first, panel, &mut results[..count]));
+                unsafe { vnni::packed(weights, layout, input, some, first == rows.start, &mut results) };
+                pair.store(some, &mut results, store);
             }
         }
         return;
     }
-    let mut results: TileResults = [[[0.0; PANEL]; TILE_ROWS + 1]; BLOCK_PANELS];
-    for pair in pairs {
-        for first in rows.clone().step_by(TILE_ROWS) {
-            let count = (rows.end - first).min(TILE_ROWS);
-            // SAFETY: the caller guarantees this; the panels have this layout.
-            unsafe {
-                let ahead = first == rows.start;
-                vnni::multiply_tile(weights(&pair), layout, input, (first, count), ahead, &mut results);
+    VNNI_TILE.with_borrow_mut(|tile| {
+        for pair in Pair::all(panels) {
+            let weights = pair.weights(|panel| part.panel(panel));
+            for first in rows.clone().step_by(TILE_ROWS) {
+                let some = (first, (rows.end - first).min(TILE_ROWS));
+                // SAFETY: the caller guarantees this; the panels have this layout.
+                unsafe { vnni::multiply_tile(weights, layout, input, some, first == rows.start, tile) };
+                pair.store(some, &mut tile.results, store);
             }
-            pair.clone().zip(&mut results).for_each(|(panel, results)| store(first, panel, &mut results[..count]));
         }
-    }
+    });
 }
 
 /// Multiplies any number of rows with panels of integers, which are unpacked group by group for each tile of rows.
@@ -229,7 +250,7 @@ pub(super) fn with_numbers(isa: Isa, part: &Part, panels: Range, multiply: impl 
 /// AVX-512 with VNNI must be available.
 #[cfg(target_arch = "x86_64")]
 pub(super) unsafe fn number_blocks(part: &Part, panels: Range, input: &Quant<'_>, rows: Range, store: Store<'_>) {
-    use wide_numbers::{BLOCK_PANELS, TILE_ROWS, TileRows};
+    use wide_numbers::{TILE_ROWS, TileRows};
 
     let layout = &part.layout;
     NUMBER_TILE.with_borrow_mut(|tile| {
@@ -237,15 +258,11 @@ pub(super) unsafe fn number_blocks(part: &Part, panels: Range, input: &Quant<'_>
             let count = (rows.end - first).min(TILE_ROWS);
             // SAFETY: the caller guarantees this.
             let tile_rows = unsafe { TileRows::new(layout, input, (first, count), &mut tile.blocks) };
-            for start in panels.clone().step_by(BLOCK_PANELS) {
-                let some = start..(start + BLOCK_PANELS).min(panels.end);
-                // A panel that does not exist repeats the last one; its results are not used.
-                let pair = std::array::from_fn(|slot| part.panel((start + slot).min(some.end - 1)));
+            for pair in Pair::all(panels.clone()) {
+                let weights = pair.weights(|panel| part.panel(panel));
                 // SAFETY: the caller guarantees this; the panels have this layout.
-                unsafe { wide_numbers::multiply(pair, &tile_rows, first == rows.start, &mut tile.results) };
-                for (panel, results) in some.zip(&mut tile.results) {
-                    store(first, panel, &mut results[..count]);
-                }
+                unsafe { wide_numbers::multiply(weights, &tile_rows, first == rows.start, &mut tile.results) };
+                pair.store((first, count), &mut tile.results, store);
             }
         }
     });
@@ -263,25 +280,17 @@ pub(super) unsafe fn rounded_blocks(
     rows: Range,
     store: Store<'_>,
 ) {
-    use wide_numbers::{BLOCK_PANELS, Bf16Rows, RoundedTile};
+    use wide_numbers::{Bf16Rows, RoundedTile};
 
-    let layout = &part.layout;
-    ROUNDED_TILE.with_borrow_mut(|RoundedTile(results)| {
-        for start in panels.clone().step_by(BLOCK_PANELS) {
-            let some = start..(start + BLOCK_PANELS).min(panels.end);
+    ROUNDED_TILE.with_borrow_mut(|tile| {
+        for pair in Pair::all(panels) {
+            let weights = pair.weights(|panel| part.panel(panel));
             for first in rows.clone().step_by(RoundedTile::ROWS) {
                 let count = (rows.end - first).min(RoundedTile::ROWS);
-                let tile_rows = Bf16Rows { elements: &input[first * stride..], stride, count };
-                // A panel that does not exist repeats the last one; its results are not used.
-                let pair = std::array::from_fn(|slot| part.panel((start + slot).min(some.end - 1)));
+                let some = Bf16Rows { elements: &input[first * stride..], stride, count };
                 // SAFETY: the caller guarantees this; the panels have this layout.
-                unsafe {
-                    let ahead = first == rows.start;
-                    wide_numbers::multiply_rounded(pair, layout, tile_rows, ahead, results);
-                }
-                for (panel, results) in some.clone().zip(&mut *results) {
-                    store(first, panel, &mut results[..count]);
-                }
+                unsafe { wide_numbers::multiply_rounded(weights, &part.layout, some, first == rows.start, tile) };
+                pair.store((first, count), &mut tile.results, store);
             }
         }
     });
@@ -299,16 +308,13 @@ pub(super) unsafe fn bf16_blocks(
     rows: Range,
     store: Store<'_>,
 ) {
-    use bf16::{BLOCK_PANELS, BLOCK_ROWS};
+    use bf16::BLOCK_ROWS;
 
     let cols = from.layout.cols;
     assert!(cols <= stride);
-    let mut results: bf16::Results = [[[0.0; PANEL]; BLOCK_ROWS]; BLOCK_PANELS];
-    for start in panels.clone().step_by(BLOCK_PANELS) {
-        let some = start..(start + BLOCK_PANELS).min(panels.end);
-        // Panels that do not exist repeat the last one; their results are not used.
-        let weights = |slot: usize| bf16::Stored::new(from.panel((start + slot).min(some.end - 1)), cols);
-        let weights = std::array::from_fn(weights);
+    let mut results = [[[0.0; PANEL]; BLOCK_ROWS]; BLOCK_PANELS];
+    for pair in Pair::all(panels) {
+        let weights = pair.weights(|panel| from.panel(panel)).map(|panel| bf16::Stored::new(panel, cols));
         for first in rows.clone().step_by(BLOCK_ROWS) {
             let count = (rows.end - first).min(BLOCK_ROWS);
             // SAFETY: the caller guarantees this.
@@ -316,9 +322,7 @@ pub(super) unsafe fn bf16_blocks(
                 let rest = &input[first * stride..];
                 bf16::multiply(weights, cols, (rest, stride), count, first == rows.start, &mut results);
             }
-            for (panel, results) in some.clone().zip(&mut results) {
-                store(first, panel, &mut results[..count]);
-            }
+            pair.store((first, count), &mut results, store);
         }
     }
 }

@@ -247,10 +247,16 @@ impl PanelKind {
     pub(crate) const fn takes_integers(self, isa: Isa) -> bool {
         match self {
             Self::Quant(..) => true,
-            // As bf16, where it is multiplied, they take as many products, and rows have no scales to apply.
+            // Where bf16 is multiplied, it takes as many instructions, and rows have no scales.
             Self::Packed(_) => matches!(isa, Isa::Avx2 | Isa::AvxVnni | Isa::Avx512),
             Self::Bf16 | Self::F16 | Self::F32 => false,
         }
+    }
+
+    /// Returns whether products add numbers as bf16 before they scale them. With AMX, all are scaled first.
+    #[cfg(any(target_arch = "x86_64", test))]
+    pub(crate) fn takes_rounded(self, isa: Isa) -> bool {
+        matches!((self, isa), (Self::Packed(_), Isa::Avx512Bf16))
     }
 
     /// Returns how products read their rows in 16 bits, if they do for any number of rows. `coarse` is whether rows have eight bits.

@@ -7,6 +7,7 @@ mod tile;
 
 use std::arch::x86_64::*;
 
+use super::pairs::{BLOCK_PANELS, Results, store};
 use super::read::{
     E2m1, Eight, Five, Fixed, Four, Halves, Iq4, Packed, Pair, Power, ReadCodes, ReadScales, Signed, Six, Super, Two,
     Wide, Zero,
@@ -16,14 +17,10 @@ use crate::memory::LINE;
 use crate::rows::{GROUP, LOW_BITS};
 use crate::weights::{Codes, E2M1_OFFSET, HALVES_OFFSET, Layout, PANEL, PanelKind, STEPS, Scales};
 
-pub(super) use tile::{TILE_ROWS, TileResults, block_rows, multiply_tile};
+pub(super) use tile::{TILE_ROWS, Tile, multiply_tile};
 
-/// Number of rows and panels in a block: their sums and one step's operands fill the registers.
+/// Number of rows in a block: its sums with two panels and one step's operands fill the registers.
 pub(super) const BLOCK_ROWS: usize = 4;
-pub(super) const BLOCK_PANELS: usize = 2;
-
-/// Results of a block of rows and panels.
-pub(super) type Results = [[[f32; PANEL]; BLOCK_ROWS]; BLOCK_PANELS];
 
 /// Calls a function with the types of a layout.
 macro_rules! with_kind {
@@ -63,7 +60,7 @@ pub(super) unsafe fn packed(
     input: &Quant<'_>,
     (first, count): (usize, usize),
     ahead: bool,
-    results: &mut Results,
+    results: &mut Results<BLOCK_ROWS>,
 ) {
     assert_eq!(input.cols, layout.cols);
     // SAFETY: the caller guarantees this.
@@ -77,7 +74,7 @@ unsafe fn packed_as<C: ReadCodes, S: ReadScales>(
     input: &Quant<'_>,
     (first, count): (usize, usize),
     ahead: bool,
-    results: &mut Results,
+    results: &mut Results<BLOCK_ROWS>,
 ) {
     // Written out: with link-time optimisation `map` has stayed a call here, and its result went through memory.
     let panels = [Packed::<C, S>::new(panels[0], layout), Packed::new(panels[1], layout)];
@@ -103,7 +100,7 @@ unsafe fn multiply<C: ReadCodes, S: ReadScales, const ROWS: usize, const COARSE:
     input: &Quant<'_>,
     first: usize,
     ahead: bool,
-    results: &mut Results,
+    results: &mut Results<BLOCK_ROWS>,
 ) {
     let groups = input.cols / GROUP;
     let (codes, scales, sums_of) = input.from(first);
@@ -149,12 +146,8 @@ unsafe fn multiply<C: ReadCodes, S: ReadScales, const ROWS: usize, const COARSE:
             }
         }
     }
-    for p in 0..BLOCK_PANELS {
-        for r in 0..ROWS {
-            // SAFETY: a result has sixteen elements.
-            unsafe { _mm512_storeu_ps(results[p][r].as_mut_ptr(), sums[p][r]) };
-        }
-    }
+    // SAFETY: the instruction set is available.
+    unsafe { store(sums, 0, results) };
 }
 
 /// Returns the steps of a group in which any of the rows has a high part, as bits. Their codes are `stride` bytes apart.

@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use super::*;
 use crate::memory::LINE;
+use crate::product::pairs::{Sums, load, row_blocks};
 
 /// Largest number of rows of a block, and of one whose groups have more in registers.
 const ROWS: usize = 6;
@@ -21,14 +22,26 @@ const GROUPS: usize = 8;
 
 /// Results of a tile of rows with two panels. A row more keeps them from being 4 KiB apart: a processor that compares the last
 /// twelve bits of addresses would let a result of the second panel wait for one of the first to be stored.
-pub(in super::super) type TileResults = [[[f32; PANEL]; TILE_ROWS + 1]; BLOCK_PANELS];
+pub(in super::super) type TileResults = Results<{ TILE_ROWS + 1 }>;
+
+/// Memory of a tile. A thread keeps it, because few rows are multiplied in less time than it is set to zero.
+pub(in super::super) struct Tile {
+    pub(in super::super) unpacked: [Group; GROUPS],
+    pub(in super::super) results: TileResults,
+}
+
+impl Default for Tile {
+    fn default() -> Self {
+        Self { unpacked: [Group::ZERO; GROUPS], results: [[[0.0; PANEL]; TILE_ROWS + 1]; BLOCK_PANELS] }
+    }
+}
 
 /// Sums of the products of a group, or of half of it.
 type Dots<const N: usize> = [[__m512i; N]; BLOCK_PANELS];
 
 /// A group of two panels.
 #[repr(align(64))]
-struct Group {
+pub(in super::super) struct Group {
     /// Codes as bytes, by panel and step.
     codes: [[[u8; LINE]; STEPS]; BLOCK_PANELS],
     /// Where they are, by panel: here, or in a panel that stores them so.
@@ -175,11 +188,11 @@ pub(in super::super) unsafe fn multiply_tile(
     input: &Quant<'_>,
     (first, count): (usize, usize),
     ahead: bool,
-    results: &mut TileResults,
+    tile: &mut Tile,
 ) {
     assert!(input.cols == layout.cols && count <= TILE_ROWS);
     // SAFETY: the caller guarantees this.
-    unsafe { with_kind!(layout.kind, multiply_tile_as, (panels, layout, input, (first, count), ahead, results)) }
+    unsafe { with_kind!(layout.kind, multiply_tile_as, (panels, layout, input, (first, count), ahead, tile)) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
@@ -189,7 +202,7 @@ unsafe fn multiply_tile_as<C: ReadCodes, S: ReadScales>(
     input: &Quant<'_>,
     (first, count): (usize, usize),
     ahead: bool,
-    results: &mut TileResults,
+    Tile { unpacked, results }: &mut Tile,
 ) {
     let panels = [Packed::<C, S>::new(panels[0], layout), Packed::new(panels[1], layout)];
     let (groups, stride, rows) = (layout.groups(), 2 * input.cols, count.next_multiple_of(2));
@@ -199,7 +212,6 @@ unsafe fn multiply_tile_as<C: ReadCodes, S: ReadScales>(
             && [scales.len(), sums.len(), totals.len()].iter().all(|len| *len >= rows * groups)
     );
     let most = if S::HALVES || S::PAIRED { ROWS_OF_HALVES } else { ROWS };
-    let mut unpacked = [Group::ZERO; GROUPS];
     // What follows is prefetched between blocks, because memory would be busy for longer than all at once takes.
     let ahead_of_block = GROUPS.div_ceil(count.div_ceil(ROWS));
     for start in (0..groups).step_by(GROUPS) {
@@ -211,8 +223,7 @@ unsafe fn multiply_tile_as<C: ReadCodes, S: ReadScales>(
             for (group, unpacked) in (start..).zip(&mut *unpacked) {
                 unpacked.fill(panels, group);
             }
-            let mut row = 0;
-            while row < count {
+            for (row, rows) in row_blocks(count, most) {
                 for group in following.by_ref().take(ahead_of_block) {
                     panels.iter().for_each(|panel| panel.prefetch(group));
                 }
@@ -226,20 +237,9 @@ unsafe fn multiply_tile_as<C: ReadCodes, S: ReadScales>(
                     groups,
                     is_first: start == 0,
                 };
-                let rows = block_rows(count - row, most);
                 add_block::<S>(unpacked, block, input.coarse, (row, rows), results);
-                row += rows;
             }
         }
-    }
-}
-
-/// Returns the number of rows of the first block of so many: 2, 4, or `most` if it is 6. Some of them may not exist.
-pub(in super::super) const fn block_rows(count: usize, most: usize) -> usize {
-    match count {
-        1 | 2 => 2,
-        5 | 6 | 9.. if most > 4 => most,
-        _ => 4,
     }
 }
 
@@ -275,15 +275,9 @@ unsafe fn add_groups<S: ReadScales, const N: usize, const COARSE: bool>(
     first: usize,
     results: &mut TileResults,
 ) {
-    let mut sums = [[_mm512_setzero_ps(); N]; BLOCK_PANELS];
-    if !block.is_first {
-        for p in 0..BLOCK_PANELS {
-            for r in 0..N {
-                // SAFETY: a result has sixteen elements.
-                sums[p][r] = unsafe { _mm512_loadu_ps(results[p][first + r].as_ptr()) };
-            }
-        }
-    }
+    // SAFETY: the instruction set is available.
+    let mut sums =
+        unsafe { if block.is_first { [[_mm512_setzero_ps(); N]; BLOCK_PANELS] } else { load(results, first) } };
     for group in groups {
         // SAFETY: the caller guarantees this.
         unsafe {
@@ -297,16 +291,9 @@ unsafe fn add_groups<S: ReadScales, const N: usize, const COARSE: bool>(
             block = block.next();
         }
     }
-    for p in 0..BLOCK_PANELS {
-        for r in 0..N {
-            // SAFETY: a result has sixteen elements.
-            unsafe { _mm512_storeu_ps(results[p][first + r].as_mut_ptr(), sums[p][r]) };
-        }
-    }
+    // SAFETY: the instruction set is available.
+    unsafe { store(sums, first, results) };
 }
-
-/// Sums of the products of all groups.
-type Sums<const N: usize> = [[__m512; N]; BLOCK_PANELS];
 
 /// Adds the products of a group that has a scale and a minimum.
 #[inline(always)]

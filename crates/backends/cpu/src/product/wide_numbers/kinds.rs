@@ -3,8 +3,10 @@
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
+use half::bf16;
+
 use super::rows::Block;
-use super::{BLOCK_PANELS, Dots, Group, Kind, PAIRS, Unpacked, Words, add_products, dots, some};
+use super::{BLOCK_PANELS, Dots, Group, Kind, PAIRS, Words, add_products, dots, some};
 use crate::memory::LINE;
 use crate::product::levels::{E2M1_VALUES, FACTORS, MANTISSAS, Values};
 use crate::product::read::{self, ReadScales};
@@ -100,8 +102,7 @@ impl<V: Values> InNibbles for Rounded<V> {
 const fn rounded(values: &[f32; 16]) -> [i16; 16] {
     let (mut words, mut code) = ([0; 16], 0);
     while code < words.len() {
-        let bits = values[code].to_bits();
-        words[code] = ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as i16;
+        words[code] = bf16::from_f32_const(values[code]).to_bits() as i16;
         code += 1;
     }
     words
@@ -158,13 +159,6 @@ impl<V: InNibbles> Kind for Nibbles<V> {
         // SAFETY: the caller guarantees this.
         unsafe { V::scales(panel, layout, group) }
     }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn unpack(self, unpacked: &mut Unpacked) {
-        // SAFETY: the caller guarantees this.
-        unsafe { unpacked.fill_lines(self) }
-    }
 }
 
 impl<V: InNibbles> Lines for Nibbles<V> {
@@ -194,6 +188,16 @@ pub(super) trait Lines: Copy {
     /// # Safety
     /// AVX-512 must be available, and the group must have the line.
     unsafe fn pairs(self, line: usize) -> [__m512i; 4];
+}
+
+impl<W: Words> Lines for W {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn pairs(self, line: usize) -> [__m512i; 4] {
+        // SAFETY: the caller guarantees that the group has the pair.
+        let pair = |place: usize| unsafe { self.pair(2 * line + place) };
+        [pair(PLACES[0]), pair(PLACES[1]), pair(PLACES[2]), pair(PLACES[3])]
+    }
 }
 
 /// Places of a line's pairs in the group, after that of its first one, which is twice the line. The first two are of the first half.
@@ -280,13 +284,6 @@ impl Kind for F8 {
         // SAFETY: the caller guarantees this.
         unsafe { scales(panel, layout, (Numbers::F8, group), FACTORS.inverse) }
     }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn unpack(self, unpacked: &mut Unpacked) {
-        // SAFETY: the caller guarantees this.
-        unsafe { unpacked.fill(self) }
-    }
 }
 
 impl Words for F8 {
@@ -312,7 +309,7 @@ impl Group for F8 {
 }
 
 /// Numbers that are multiplied as bf16. Products with some groups are added before they are scaled.
-pub(super) trait AsBf16: Kind + Lines {
+pub(super) trait AsBf16: Kind {
     /// Number of groups whose products may be added.
     const TOGETHER: usize;
 
@@ -365,27 +362,10 @@ impl Kind for F8Rounded {
         // SAFETY: the caller guarantees this.
         unsafe { scales(panel, layout, (Numbers::F8, group), 1.0) }
     }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn unpack(self, unpacked: &mut Unpacked) {
-        // SAFETY: the caller guarantees this.
-        unsafe { unpacked.fill_lines(self) }
-    }
 }
 
-impl Lines for F8Rounded {
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn pairs(self, line: usize) -> [__m512i; 4] {
-        // SAFETY: the caller guarantees that the group has the pair.
-        let pair = |place: usize| unsafe { self.pair(2 * line + place) };
-        [pair(PLACES[0]), pair(PLACES[1]), pair(PLACES[2]), pair(PLACES[3])]
-    }
-}
-
-impl F8Rounded {
-    /// Converts a pair of inputs. Both formats have the sign first, and then the exponent.
+impl Words for F8Rounded {
+    /// Both formats have the sign first, and then the exponent.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn pair(self, pair: usize) -> __m512i {

@@ -15,6 +15,7 @@ use std::hint::black_box;
 use std::ops::Range;
 
 use super::levels::{Fp4, Nf4};
+use super::pairs::BLOCK_PANELS;
 use super::ymm::Ahead;
 use crate::rows::GROUP;
 use crate::weights::{Codes, Layout, Numbers, PANEL, PanelKind, Scales};
@@ -32,9 +33,6 @@ fn some(range: Range<usize>) -> Range<usize> {
     range.start..black_box(range.end)
 }
 
-/// Number of panels that are multiplied at once.
-pub(super) const BLOCK_PANELS: usize = 2;
-
 /// Number of rows that are multiplied at once: with two panels, their sums take half of the registers.
 const BLOCK_ROWS: usize = 8;
 
@@ -45,7 +43,7 @@ pub(super) const TILE_ROWS: usize = 8 * BLOCK_ROWS;
 const FEW_ROWS: usize = 4;
 
 /// Results of a tile of rows with two panels, not 4 KiB apart, as in `vnni`.
-type Results = [[[f32; PANEL]; TILE_ROWS + 1]; BLOCK_PANELS];
+type Results = super::pairs::Results<{ TILE_ROWS + 1 }>;
 
 /// Memory of a tile of rows and of its results with two panels. A thread keeps it, because few rows are multiplied in less time than
 /// all results are set to zero.
@@ -164,7 +162,7 @@ unsafe fn add_pair<W: Words, const ROWS: usize, const FEW: bool>(
 }
 
 /// A kind of numbers in a stored panel.
-trait Kind: Copy {
+trait Kind: Lines {
     /// Size of the codes of a group in bytes.
     const BYTES: usize;
 
@@ -182,12 +180,6 @@ trait Kind: Copy {
     /// # Safety
     /// AVX-512 must be available, and the panel must have this layout and group.
     unsafe fn scales(panel: *const u8, layout: &Layout, group: usize) -> [__m512; 2];
-
-    /// Stores the integers of a group.
-    ///
-    /// # Safety
-    /// AVX-512 must be available.
-    unsafe fn unpack(self, unpacked: &mut Unpacked);
 }
 
 /// Integers of a group of a panel.
@@ -199,7 +191,7 @@ impl Unpacked {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn fill_lines(&mut self, weights: impl Lines) {
+    unsafe fn fill(&mut self, weights: impl Lines) {
         for line in 0..PAIRS / PLACES.len() {
             // SAFETY: the caller guarantees this; a pair fills a register.
             unsafe {
@@ -207,15 +199,6 @@ impl Unpacked {
                     _mm512_store_si512(self.0[2 * line + place].as_mut_ptr().cast(), words);
                 }
             }
-        }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn fill(&mut self, weights: impl Words) {
-        for (pair, words) in self.0.iter_mut().enumerate() {
-            // SAFETY: the caller guarantees this; a pair fills a register.
-            unsafe { _mm512_store_si512(words.as_mut_ptr().cast(), weights.pair(pair)) };
         }
     }
 }
@@ -335,7 +318,7 @@ unsafe fn multiply_many<K: Kind>(panels: Stored<'_>, rows: &TileRows<'_>, result
         ahead.iter_mut().for_each(|ahead| ahead.prefetch(K::LINES));
         // SAFETY: the caller guarantees this; the panels and the rows have this group.
         unsafe {
-            unpacked.iter_mut().zip(panels.groups::<K>(group)).for_each(|(unpacked, panel)| panel.unpack(unpacked));
+            unpacked.iter_mut().zip(panels.groups::<K>(group)).for_each(|(unpacked, panel)| unpacked.fill(panel));
             let (weights, scales) = ([&unpacked[0], &unpacked[1]], panels.scales::<K>(group));
             for first in (0..rows.count).step_by(BLOCK_ROWS) {
                 let count = block_rows(rows.count - first);

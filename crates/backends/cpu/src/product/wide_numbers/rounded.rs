@@ -7,10 +7,10 @@
 use std::arch::x86_64::*;
 
 use super::kinds::{AsBf16, F8Rounded, Lines, Nibbles, PLACES, Rounded};
-use super::{BLOCK_PANELS, Kind, PAIRS, Stored, Unpacked, Words, some};
+use super::{BLOCK_PANELS, PAIRS, Stored, Unpacked, Words, some};
 use crate::product::bf16::pairs;
 use crate::product::levels::{Fp4, Nf4};
-use crate::product::vnni::block_rows;
+use crate::product::pairs::{Results, Sums, load, row_blocks, store};
 use crate::rows::GROUP;
 use crate::weights::{Layout, Numbers, PANEL, PanelKind};
 
@@ -28,10 +28,13 @@ const TILE_ROWS: usize = 256;
 const GROUPS: usize = 8;
 
 /// Results of a tile of rows with two panels, not 4 KiB apart, as in `vnni`.
-type RoundedResults = [[[f32; PANEL]; TILE_ROWS + 1]; BLOCK_PANELS];
+type RoundedResults = Results<{ TILE_ROWS + 1 }>;
 
-/// Memory of the results of a tile. A thread keeps it, as it does that of [`Tile`](super::Tile).
-pub(in super::super) struct RoundedTile(pub(in super::super) RoundedResults);
+/// Memory of a tile. A thread keeps it, as it does [`Tile`](super::Tile).
+pub(in super::super) struct RoundedTile {
+    pub(in super::super) unpacked: [[Group; GROUPS]; BLOCK_PANELS],
+    pub(in super::super) results: RoundedResults,
+}
 
 impl RoundedTile {
     pub(in super::super) const ROWS: usize = TILE_ROWS;
@@ -39,7 +42,8 @@ impl RoundedTile {
 
 impl Default for RoundedTile {
     fn default() -> Self {
-        Self([[[0.0; PANEL]; TILE_ROWS + 1]; BLOCK_PANELS])
+        let unpacked = [const { [const { Group::ZERO }; GROUPS] }; BLOCK_PANELS];
+        Self { unpacked, results: [[[0.0; PANEL]; TILE_ROWS + 1]; BLOCK_PANELS] }
     }
 }
 
@@ -78,9 +82,6 @@ impl Block {
     }
 }
 
-/// Sums for two panels.
-type Sums<const N: usize> = [[__m512; N]; BLOCK_PANELS];
-
 /// Multiplies a tile of rows with two panels of numbers. `ahead` prefetches the two that follow in memory.
 ///
 /// # Safety
@@ -92,7 +93,7 @@ pub(in super::super) unsafe fn multiply_rounded(
     layout: &Layout,
     rows: Bf16Rows<'_>,
     ahead: bool,
-    results: &mut RoundedResults,
+    tile: &mut RoundedTile,
 ) {
     assert!(panels.iter().all(|panel| panel.len() >= layout.bytes) && layout.cols <= rows.stride);
     assert!(rows.elements.len() >= (rows.count.next_multiple_of(2) - 1) * rows.stride + layout.cols);
@@ -100,9 +101,9 @@ pub(in super::super) unsafe fn multiply_rounded(
     // SAFETY: the caller guarantees this.
     unsafe {
         match layout.kind {
-            PanelKind::Packed(Numbers::F8) => multiply_any::<F8Rounded>(panels, rows, results),
-            PanelKind::Packed(Numbers::Nf4) => multiply_any::<Nibbles<Rounded<Nf4>>>(panels, rows, results),
-            PanelKind::Packed(Numbers::Fp4) => multiply_any::<Nibbles<Rounded<Fp4>>>(panels, rows, results),
+            PanelKind::Packed(Numbers::F8) => multiply_any::<F8Rounded>(panels, rows, tile),
+            PanelKind::Packed(Numbers::Nf4) => multiply_any::<Nibbles<Rounded<Nf4>>>(panels, rows, tile),
+            PanelKind::Packed(Numbers::Fp4) => multiply_any::<Nibbles<Rounded<Fp4>>>(panels, rows, tile),
             other => unreachable!("{other:?} is no kind of packed numbers"),
         }
     }
@@ -110,14 +111,14 @@ pub(in super::super) unsafe fn multiply_rounded(
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn multiply_any<K: AsBf16>(panels: Stored<'_>, rows: Bf16Rows<'_>, results: &mut RoundedResults) {
+unsafe fn multiply_any<K: AsBf16>(panels: Stored<'_>, rows: Bf16Rows<'_>, tile: &mut RoundedTile) {
     // SAFETY: the caller guarantees this.
     unsafe {
         match rows.count {
-            1 => multiply_few::<K, 1>(panels, rows, results),
-            2 => multiply_few::<K, 2>(panels, rows, results),
-            3..=FEW_ROWS => multiply_few::<K, FEW_ROWS>(panels, rows, results),
-            _ => multiply_many::<K>(panels, rows, results),
+            1 => multiply_few::<K, 1>(panels, rows, &mut tile.results),
+            2 => multiply_few::<K, 2>(panels, rows, &mut tile.results),
+            3..=FEW_ROWS => multiply_few::<K, FEW_ROWS>(panels, rows, &mut tile.results),
+            _ => multiply_many::<K>(panels, rows, tile),
         }
     }
 }
@@ -130,53 +131,51 @@ unsafe fn multiply_few<K: AsBf16, const N: usize>(
     rows: Bf16Rows<'_>,
     results: &mut RoundedResults,
 ) {
-    let (mut ahead, mut sums) = (panels.ahead(), [[_mm512_setzero_ps(); N]; BLOCK_PANELS]);
-    let groups = panels.layout.groups();
-    for first in (0..groups).step_by(K::TOGETHER) {
-        let mut dots = [[_mm512_setzero_ps(); N]; BLOCK_PANELS];
-        // SAFETY: the caller guarantees this; the panels and the rows have these groups.
+    let mut ahead = panels.ahead();
+    let [mut sums, mut dots] = [[[_mm512_setzero_ps(); N]; BLOCK_PANELS]; 2];
+    let mut units = [_mm512_setzero_ps(); BLOCK_PANELS];
+    for group in 0..panels.layout.groups() {
+        ahead.iter_mut().for_each(|ahead| ahead.prefetch(K::LINES));
+        // SAFETY: the caller guarantees this; the panels and the rows have this group.
         unsafe {
-            let mut units = panels.units::<K>(first);
-            for group in first..(first + K::TOGETHER).min(groups) {
-                ahead.iter_mut().for_each(|ahead| ahead.prefetch(K::LINES));
-                let mut weights = panels.groups::<K>(group);
-                if group > first {
-                    let scales = panels.units::<K>(group);
-                    for p in 0..BLOCK_PANELS {
-                        match weights[p].in_unit(scales[p], units[p]) {
-                            Some(group) => weights[p] = group,
-                            None => {
-                                add_scaled(&mut dots[p], units[p], &mut sums[p]);
-                                units[p] = scales[p];
-                            }
-                        }
-                    }
-                }
-                let block = Block { at: rows.elements.as_ptr().add(group * GROUP), stride: rows.stride };
-                add_group(weights, block, &mut dots);
-            }
+            let (mut weights, scales) = (panels.groups::<K>(group), panels.scales::<K>(group));
             for p in 0..BLOCK_PANELS {
-                add_scaled(&mut dots[p], units[p], &mut sums[p]);
+                let unit = units[p];
+                if begins_unit(&mut weights[p], group, scales[p][0], &mut units[p]) {
+                    add_scaled(&mut dots[p], unit, &mut sums[p]);
+                }
             }
+            let block = Block { at: rows.elements.as_ptr().add(group * GROUP), stride: rows.stride };
+            add_group(weights, block, &mut dots);
         }
     }
-    store(sums, 0, results);
+    // SAFETY: the instruction set is available.
+    unsafe {
+        for p in 0..BLOCK_PANELS {
+            add_scaled(&mut dots[p], units[p], &mut sums[p]);
+        }
+        store(sums, 0, results);
+    }
 }
 
-impl Stored<'_> {
-    /// Returns the scales of a group of each panel.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn units<K: Kind>(self, group: usize) -> [__m512; BLOCK_PANELS] {
-        // SAFETY: the caller guarantees this.
-        let [first, second] = unsafe { self.scales::<K>(group) };
-        [first[0], second[0]]
+/// Brings a group into the unit of those before it, or makes its scales the unit. Returns whether it did the latter, so that the products
+/// before it are complete.
+#[inline(always)]
+unsafe fn begins_unit<K: AsBf16>(weights: &mut K, group: usize, scales: __m512, unit: &mut __m512) -> bool {
+    if !group.is_multiple_of(K::TOGETHER) {
+        // SAFETY: the caller guarantees the instruction set.
+        if let Some(in_unit) = unsafe { weights.in_unit(scales, *unit) } {
+            *weights = in_unit;
+            return false;
+        }
     }
+    *unit = scales;
+    true
 }
 
 /// A group of a panel as bf16.
 #[repr(align(64))]
-struct Group {
+pub(in super::super) struct Group {
     numbers: Unpacked,
     /// Scales of the products with this group and those before it.
     unit: [f32; PANEL],
@@ -198,15 +197,10 @@ unsafe fn unpack<K: AsBf16>(panel: *const u8, layout: &Layout, start: usize, gro
         unsafe {
             let mut weights = K::new(panel.add((start + index) * K::BYTES));
             let [scales, _] = K::scales(panel, layout, start + index);
-            let is_first = index.is_multiple_of(K::TOGETHER);
-            match if is_first { None } else { weights.in_unit(scales, unit) } {
-                Some(group) => {
-                    groups[index - 1].is_last = false;
-                    weights = group;
-                }
-                None => unit = scales,
+            if !begins_unit(&mut weights, start + index, scales, &mut unit) {
+                groups[index - 1].is_last = false;
             }
-            weights.unpack(&mut groups[index].numbers);
+            groups[index].numbers.fill(weights);
             _mm512_store_ps(groups[index].unit.as_mut_ptr(), unit);
             groups[index].is_last = true;
         }
@@ -216,9 +210,9 @@ unsafe fn unpack<K: AsBf16>(panel: *const u8, layout: &Layout, start: usize, gro
 /// Multiplies rows with groups that are unpacked once for all.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn multiply_many<K: AsBf16>(panels: Stored<'_>, rows: Bf16Rows<'_>, results: &mut RoundedResults) {
+unsafe fn multiply_many<K: AsBf16>(panels: Stored<'_>, rows: Bf16Rows<'_>, tile: &mut RoundedTile) {
+    let RoundedTile { unpacked, results } = tile;
     let mut ahead = panels.ahead();
-    let mut unpacked = [const { [const { Group::ZERO }; GROUPS] }; BLOCK_PANELS];
     let (groups, each) = (panels.layout.groups(), groups_at_once(rows.count));
     // What follows is prefetched between blocks, because memory would be busy for longer than all at once takes.
     let ahead_of_block = each.div_ceil(rows.count.div_ceil(ROWS));
@@ -227,24 +221,21 @@ unsafe fn multiply_many<K: AsBf16>(panels: Stored<'_>, rows: Bf16Rows<'_>, resul
         let mut following = 0..count;
         // SAFETY: the caller guarantees this; the panels and the rows have these groups.
         unsafe {
-            for (panel, unpacked) in panels.starts.into_iter().zip(&mut unpacked) {
+            for (panel, unpacked) in panels.starts.into_iter().zip(&mut *unpacked) {
                 unpack::<K>(panel, panels.layout, start, &mut unpacked[..count]);
             }
             let unpacked = [&unpacked[0][..count], &unpacked[1][..count]];
-            let mut row = 0;
-            while row < rows.count {
+            for (row, of_block) in row_blocks(rows.count, ROWS) {
                 for _ in following.by_ref().take(ahead_of_block) {
                     ahead.iter_mut().for_each(|ahead| ahead.prefetch(K::LINES));
                 }
                 let at = rows.elements.as_ptr().add(row * rows.stride + start * GROUP);
                 let block = Block { at, stride: rows.stride };
-                let of_block = block_rows(rows.count - row, ROWS);
                 match of_block {
                     2 => add_groups::<2>(unpacked, block, (start == 0, row), results),
                     4 => add_groups::<4>(unpacked, block, (start == 0, row), results),
                     _ => add_groups::<ROWS>(unpacked, block, (start == 0, row), results),
                 }
-                row += of_block;
             }
         }
     }
@@ -260,15 +251,9 @@ unsafe fn add_groups<const N: usize>(
     (are_first, row): (bool, usize),
     results: &mut RoundedResults,
 ) {
-    let (mut sums, mut dots) = ([[_mm512_setzero_ps(); N]; BLOCK_PANELS], [[_mm512_setzero_ps(); N]; BLOCK_PANELS]);
-    if !are_first {
-        for p in 0..BLOCK_PANELS {
-            for r in 0..N {
-                // SAFETY: a result has sixteen elements.
-                sums[p][r] = unsafe { _mm512_loadu_ps(results[p][row + r].as_ptr()) };
-            }
-        }
-    }
+    let mut dots = [[_mm512_setzero_ps(); N]; BLOCK_PANELS];
+    // SAFETY: the instruction set is available.
+    let mut sums = unsafe { if are_first { dots } else { load(results, row) } };
     let [first, second] = groups;
     for groups in first.iter().zip(second) {
         // SAFETY: the caller guarantees this; the rows have these groups.
@@ -283,7 +268,8 @@ unsafe fn add_groups<const N: usize>(
             block.at = block.at.add(GROUP);
         }
     }
-    store(sums, row, results);
+    // SAFETY: the instruction set is available.
+    unsafe { store(sums, row, results) };
 }
 
 /// Pairs of a group in the order of the lines that have them.
@@ -344,18 +330,6 @@ unsafe fn add_scaled<const N: usize>(dots: &mut [__m512; N], scales: __m512, sum
         unsafe {
             sums[r] = _mm512_fmadd_ps(dots[r], scales, sums[r]);
             dots[r] = _mm512_setzero_ps();
-        }
-    }
-}
-
-/// Stores the results from a row on.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn store<const N: usize>(sums: Sums<N>, row: usize, results: &mut RoundedResults) {
-    for (results, sums) in results.iter_mut().zip(sums) {
-        for (result, sum) in results[row..row + N].iter_mut().zip(sums) {
-            // SAFETY: a result has sixteen elements.
-            unsafe { _mm512_storeu_ps(result.as_mut_ptr(), sum) };
         }
     }
 }

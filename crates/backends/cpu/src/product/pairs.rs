@@ -1,0 +1,68 @@
+//! Two panels, with which AVX-512 multiplies blocks of rows at once.
+
+use std::arch::x86_64::*;
+
+use crate::weights::PANEL;
+
+/// Number of panels.
+pub(super) const BLOCK_PANELS: usize = 2;
+
+/// Results of rows with both panels.
+pub(super) type Results<const ROWS: usize> = [[[f32; PANEL]; ROWS]; BLOCK_PANELS];
+
+/// Sums of `N` rows for both panels.
+pub(super) type Sums<const N: usize> = [[__m512; N]; BLOCK_PANELS];
+
+/// Divides rows into blocks of 2, 4, or `most` if it is 6. Returns the first row of each and its number of rows. The last row of the last
+/// block may not exist.
+pub(super) fn row_blocks(count: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
+    let mut next = 0;
+    std::iter::from_fn(move || {
+        let rows = match count.saturating_sub(next) {
+            0 => return None,
+            1 | 2 => 2,
+            5 | 6 | 9.. if most > 4 => most,
+            _ => 4,
+        };
+        next += rows;
+        Some((next - rows, rows))
+    })
+}
+
+/// Reads the results of rows from `first` on.
+///
+/// # Safety
+/// AVX-512 must be available.
+#[inline(always)]
+pub(super) unsafe fn load<const N: usize, const ROWS: usize>(results: &Results<ROWS>, first: usize) -> Sums<N> {
+    // SAFETY: the caller guarantees the instruction set; a result has sixteen elements.
+    unsafe {
+        let mut sums = [[_mm512_setzero_ps(); N]; BLOCK_PANELS];
+        for p in 0..BLOCK_PANELS {
+            let results = &results[p][first..first + N];
+            for r in 0..N {
+                sums[p][r] = _mm512_loadu_ps(results[r].as_ptr());
+            }
+        }
+        sums
+    }
+}
+
+/// Stores sums as the results of rows from `first` on.
+///
+/// # Safety
+/// AVX-512 must be available.
+#[inline(always)]
+pub(super) unsafe fn store<const N: usize, const ROWS: usize>(
+    sums: Sums<N>,
+    first: usize,
+    results: &mut Results<ROWS>,
+) {
+    for p in 0..BLOCK_PANELS {
+        let results = &mut results[p][first..first + N];
+        for r in 0..N {
+            // SAFETY: the caller guarantees the instruction set; a result has sixteen elements.
+            unsafe { _mm512_storeu_ps(results[r].as_mut_ptr(), sums[p][r]) };
+        }
+    }
+}
