@@ -70,7 +70,7 @@ impl<C: ReadCodes, const COARSE: bool> Bytes<C, COARSE> {
             // Unless rows are coarse, low parts are at most 8 in magnitude: their sums need no pause.
             let pause = if COARSE { C::PAUSE } else { STEPS };
             add_part::<C, FIRST, N>(codes, parts(GROUP), halves, pause, &mut sums);
-            sums.map(|sums| sums.map(|[first, second]| vaddq_s32(first, second)))
+            sums.map(|sums| sums.map(|[first, second]| vpaddq_s32(first, second)))
         }
     }
 }
