@@ -212,6 +212,31 @@ pub(crate) struct Span {
     pub(crate) len: usize,
 }
 
+/// Sixteen columns of adjacent rows.
+#[derive(Clone, Copy)]
+pub(crate) struct Column {
+    elements: Shared<f32>,
+    start: usize,
+    stride: usize,
+}
+
+impl Column {
+    /// Returns the elements of a row, which counts from that of the span.
+    ///
+    /// # Safety
+    /// The conditions of [`Rows`] apply: no other code may use these elements while the result is in use.
+    #[inline(always)]
+    pub(crate) unsafe fn lanes<'a>(self, row: usize) -> &'a mut [f32; LANES] {
+        // SAFETY: the caller guarantees this.
+        unsafe { self.elements.array(self.start + row * self.stride) }
+    }
+
+    /// Prefetches the elements of some rows.
+    pub(crate) fn prefetch(self, rows: usize) {
+        (0..rows).for_each(|row| self.elements.prefetch(self.start + row * self.stride, LANES));
+    }
+}
+
 impl Rows {
     /// Returns the span of a whole row.
     pub(crate) fn span(&self, row: usize) -> Span {
@@ -235,6 +260,26 @@ impl Rows {
     /// Prefetches a span, which another thread may have written.
     pub(crate) fn prefetch(&self, span: Span) {
         self.plain.prefetch(span.row * plain_stride(self.cols) + span.from, span.len);
+    }
+
+    /// Returns the column of sixteen elements in f32 that begins with a span, in this row and those that follow.
+    pub(crate) fn column(&self, span: Span) -> Column {
+        let stride = plain_stride(self.cols);
+        Column { elements: self.plain, start: span.row * stride + span.from, stride }
+    }
+
+    /// Prefetches the other representations of a span, which are to be written.
+    pub(crate) fn prefetch_forms(&self, Span { row, from, len }: Span) {
+        if self.forms.quant {
+            let (at, groups) = (row * (self.cols / GROUP) + from / GROUP, len / GROUP);
+            self.codes.prefetch(2 * (row * self.cols + from), 2 * len);
+            self.scales.prefetch(at, groups);
+            self.sums.prefetch(at, groups);
+            self.totals.prefetch(at, groups);
+        }
+        if self.forms.bf16 {
+            self.bf16.prefetch(row * bf16_stride(self.cols) + from, len);
+        }
     }
 
     /// Returns all rows as integers, including rows that do not exist.

@@ -350,8 +350,10 @@ impl Forward<'_> {
         let residual = add.map(|id| scratch.rows[id.0]);
         let norm = rows::Norm { kind: op.kind, weight: &op.weight, bias: op.bias.as_deref(), eps: op.eps };
         let in_place = op.out == op.input || add == Some(op.out);
+        let plain = op.plain || !scratch.lora.is_idle();
         worker.share(self.count(op.out), |row| {
             let span = out.span(row);
+            out.prefetch_forms(out.span(row + 1));
             // SAFETY: the caller guarantees this; the row belongs to this thread in every buffer.
             let (x, after) = unsafe {
                 match (op.add, residual) {
@@ -372,16 +374,18 @@ impl Forward<'_> {
             };
             // SAFETY: as above; if the output is also an input, the row is written after it has been read.
             unsafe {
-                if in_place {
-                    ROW.with_borrow_mut(|scratch| {
-                        scratch.resize(span.len, 0.0);
-                        normalise(scratch);
-                        out.write(span).copy_from_slice(scratch);
-                    });
-                } else {
+                if plain && !in_place {
                     normalise(out.write(span));
+                    return out.prepare(self.isa, span);
                 }
-                out.prepare(self.isa, span);
+                ROW.with_borrow_mut(|normed| {
+                    normed.resize(span.len, 0.0);
+                    normalise(normed);
+                    if plain {
+                        out.write(span).copy_from_slice(normed);
+                    }
+                    out.prepare_from(self.isa, normed, span);
+                });
             }
         });
     }

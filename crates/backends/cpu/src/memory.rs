@@ -183,6 +183,18 @@ impl<T: Plain> Shared<T> {
         unsafe { std::slice::from_raw_parts_mut(self.at(from, len), len) }
     }
 
+    /// Returns `N` elements from `from` on, for writing.
+    ///
+    /// # Safety
+    /// The conditions of [`Shared::part`] apply.
+    #[inline(always)]
+    pub(crate) unsafe fn array<'a, const N: usize>(&self, from: usize) -> &'a mut [T; N] {
+        // A message with numbers would keep these in memory, also in loops.
+        assert!(from <= self.len && N <= self.len - from, "an array within the slice");
+        // SAFETY: the range was checked above; the caller guarantees exclusive access.
+        unsafe { &mut *self.start.add(from).cast() }
+    }
+
     /// Returns the elements `from .. from + len` for reading.
     ///
     /// # Safety

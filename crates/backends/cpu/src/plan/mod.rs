@@ -76,6 +76,8 @@ pub(crate) struct Norm {
     pub(crate) input: BufferId,
     pub(crate) add: Option<Residual>,
     pub(crate) out: BufferId,
+    /// Whether its output is read in f32, other than by adapters.
+    pub(crate) plain: bool,
 }
 
 pub(crate) struct Product {
@@ -188,12 +190,14 @@ impl Plan {
         let mut planner = Planner { program, weights, isa, coarse, step_layers, shared, plan };
         let ops = program.forward_ops();
         for (index, op) in ops.iter().enumerate() {
-            let mut stage = planner.stage(op)?;
-            if let Stage::Glu { op, gates } = &mut stage {
-                *gates = planner.gate(op, &ops[index + 1..]);
+            let (mut stage, later) = (planner.stage(op)?, &ops[index + 1..]);
+            match &mut stage {
+                Stage::Glu { op, gates } => *gates = planner.gate(op, later),
+                Stage::Norm(norm) => norm.plain = !planner.is_read_by_products(norm.out, later),
+                _ => {}
             }
             planner.plan.stages.push(stage);
-            planner.prepare(op, &ops[index + 1..]);
+            planner.prepare(op, later);
             planner.plan.ops.resize(planner.plan.stages.len(), Some(index));
         }
         if !planner.plan.ropes.is_empty() {
@@ -338,6 +342,7 @@ impl Planner<'_> {
             input: op.input,
             add: op.add,
             out: op.out,
+            plain: true,
         }
     }
 

@@ -30,13 +30,18 @@ impl Planner<'_> {
         }
     }
 
-    /// Returns whether anything reads a buffer in f32 before it is written again. Adapters do, but products compute no gated
-    /// activation beside them.
+    /// Returns whether anything but adapters reads a buffer in f32 before it is written again.
     fn is_read_plain(&self, buffer: BufferId, later: &[Op]) -> bool {
         readers(buffer, later).any(|op| match product_of(op) {
             Some((input, weight)) if input == buffer => self.reads_plain(weight),
             _ => !matches!(op, Op::Lora(_)),
         })
+    }
+
+    /// Returns whether only products, in other representations than f32, and adapters read a buffer before it is written again. What
+    /// nothing reads may be the result of the program.
+    pub(super) fn is_read_by_products(&self, buffer: BufferId, later: &[Op]) -> bool {
+        self.read_as(buffer, later).any() && !self.is_read_plain(buffer, later)
     }
 
     /// Sets the representations in which later ops read the output of this op, and adds a stage that creates them if

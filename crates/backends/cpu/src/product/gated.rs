@@ -14,6 +14,9 @@ use crate::weights::{Matrix, PANEL, Part};
 /// Number of columns of each half in a piece: whole groups of integers.
 const COLUMNS: usize = PIECE_PANELS * PANEL;
 
+/// Number of rows after a row whose activations are prefetched, which are written to other places of memory.
+const AHEAD: usize = 4;
+
 thread_local! {
     /// Results of a piece: the gates, the other half, and the activation.
     static HALVES: RefCell<Activation> = RefCell::new(Activation::new(3 * COLUMNS, Forms::default()));
@@ -70,6 +73,7 @@ impl Gated<'_> {
             for row in rows {
                 let gate = Span { row: row - first, from: 0, len };
                 let out = Span { row, from, len };
+                self.out.prefetch_forms(Span { row: row + AHEAD, ..out });
                 // SAFETY: as above; the columns of the output belong to this piece.
                 unsafe {
                     let up = halves.read(Span { from: COLUMNS, ..gate });

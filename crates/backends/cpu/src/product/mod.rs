@@ -14,6 +14,7 @@ mod levels;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod numbers;
+mod output;
 #[cfg(target_arch = "x86_64")]
 mod pairs;
 mod plain;
@@ -32,8 +33,9 @@ mod ymm;
 use crate::activation::{Rows, Span, TILE};
 use crate::isa::Isa;
 use crate::memory::Shared;
-use crate::weights::{Matrix, PANEL, PanelKind, Panels, Part, Scales};
-use walk::{Range, Store, bf16_tiles, dense, quant, quant_halves, with_numbers};
+use crate::weights::{Matrix, PANEL, PanelKind, Panels, Part};
+use output::Output;
+use walk::{Range, bf16_tiles, dense, quant, quant_halves, with_numbers};
 #[cfg(target_arch = "x86_64")]
 use walk::{bf16_blocks, blocks, number_blocks, rounded_blocks, ymm_tiles};
 
@@ -175,10 +177,8 @@ impl<'a> Product<'a> {
     /// # Safety
     /// The conditions of `run` apply.
     unsafe fn run_panels(&self, isa: Isa, part: &Part, panels: std::ops::Range<usize>, rows: std::ops::Range<usize>) {
-        let mut store = |first: usize, panel: usize, tile: &mut [[f32; PANEL]]| {
-            // SAFETY: the caller guarantees this.
-            unsafe { self.store(isa, part, panel, first, tile) }
-        };
+        // SAFETY: the caller guarantees this.
+        let output = &unsafe { Output::new(self, isa, part) };
         match part.layout.kind {
             PanelKind::Quant(..) => {
                 // SAFETY: the caller guarantees this.
@@ -187,44 +187,44 @@ impl<'a> Product<'a> {
                 if isa >= Isa::Avx512 && (isa != Isa::Amx || rows.len() <= SKINNY_ROWS || part.layout.kind.has_halves())
                 {
                     // SAFETY: the instruction set is available; the input has room for whole tiles of rows.
-                    return unsafe { blocks(part, panels, &input, rows, &mut store) };
+                    return unsafe { blocks(part, panels, &input, rows, output) };
                 }
                 #[cfg(target_arch = "x86_64")]
                 if matches!(isa, Isa::Avx2 | Isa::AvxVnni) {
                     // SAFETY: the instruction set is available.
-                    return unsafe { ymm_tiles(isa, part, panels, input, rows, &mut store) };
+                    return unsafe { ymm_tiles(isa, part, panels, input, rows, output) };
                 }
                 #[cfg(target_arch = "aarch64")]
                 if isa >= Isa::Neon {
                     // SAFETY: the instruction set is available.
-                    return unsafe { neon::integers(isa, part, panels, input, rows, &mut store) };
+                    return unsafe { neon::integers(isa, part, panels, input, rows, output) };
                 }
                 if part.layout.kind.has_halves() {
-                    return quant_halves(part, panels, &input, rows, &mut store);
+                    return quant_halves(part, panels, &input, rows, output);
                 }
-                quant(isa, part, panels, &input, rows, &mut store);
+                quant(isa, part, panels, &input, rows, output);
             }
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the caller guarantees this; the instruction set is available.
             kind @ PanelKind::Packed(_) if kind.takes_integers(isa) => unsafe {
                 let input = self.input.quant();
                 match isa {
-                    Isa::Avx2 | Isa::AvxVnni => ymm_tiles(isa, part, panels, input, rows, &mut store),
-                    _ => number_blocks(part, panels, &input, rows, &mut store),
+                    Isa::Avx2 | Isa::AvxVnni => ymm_tiles(isa, part, panels, input, rows, output),
+                    _ => number_blocks(part, panels, &input, rows, output),
                 }
             },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the caller guarantees this; the instruction set is available, and there is room for whole tiles of rows.
             kind if kind.takes_rounded(isa) => unsafe {
-                rounded_blocks(part, panels, self.input.bf16(), rows, &mut store);
+                rounded_blocks(part, panels, self.input.bf16(), rows, output);
             },
             // SAFETY: the caller guarantees this.
             PanelKind::Packed(_) => with_numbers(isa, part, panels.clone(), |weights| unsafe {
-                self.run_numbers(isa, weights, panels, rows, &mut store);
+                self.run_numbers(isa, weights, panels, rows, output);
             }),
             // SAFETY: the caller guarantees this.
             PanelKind::Bf16 | PanelKind::F16 | PanelKind::F32 => unsafe {
-                self.run_numbers(isa, part.stored(), panels, rows, &mut store);
+                self.run_numbers(isa, part.stored(), panels, rows, output);
             },
         }
     }
@@ -233,90 +233,30 @@ impl<'a> Product<'a> {
     ///
     /// # Safety
     /// The conditions of `run` apply.
-    unsafe fn run_numbers(&self, isa: Isa, weights: Panels<'_>, panels: Range, rows: Range, store: Store<'_>) {
+    unsafe fn run_numbers(&self, isa: Isa, weights: Panels<'_>, panels: Range, rows: Range, output: &Output<'_>) {
         match weights.layout.kind {
             PanelKind::Bf16 if isa == Isa::Amx => {
                 // SAFETY: the caller guarantees this.
                 let (input, stride) = unsafe { self.input.bf16() };
-                bf16_tiles(weights, panels, (input, stride), rows, store);
+                bf16_tiles(weights, panels, (input, stride), rows, output);
             }
             #[cfg(target_arch = "x86_64")]
             PanelKind::Bf16 if isa == Isa::Avx512Bf16 => {
                 // SAFETY: the caller guarantees this; the instruction set is available.
-                unsafe { bf16_blocks(weights, panels, self.input.bf16(), rows, store) };
+                unsafe { bf16_blocks(weights, panels, self.input.bf16(), rows, output) };
             }
             #[cfg(target_arch = "aarch64")]
             PanelKind::Bf16 if isa == Isa::I8mmBf16 => {
                 // SAFETY: the caller guarantees this; the instruction set is available.
-                unsafe { neon::bf16_rows(weights, panels, self.input.bf16(), rows, store) };
+                unsafe { neon::bf16_rows(weights, panels, self.input.bf16(), rows, output) };
             }
             _ => {
                 // SAFETY: the caller guarantees this.
                 let input = |row: usize| unsafe { self.input.read(self.input.span(row)) };
-                dense(isa, weights, panels, input, rows, store);
+                dense(isa, weights, panels, input, rows, output);
             }
         }
     }
-
-    /// Stores the results of a panel for the rows from `first` on.
-    ///
-    /// # Safety
-    /// The conditions of `run` apply.
-    unsafe fn store(&self, isa: Isa, part: &Part, panel: usize, first: usize, tile: &mut [[f32; PANEL]]) {
-        let from = part.first + panel * PANEL;
-        let len = part.rows_of(panel);
-        let Epilogue { bias, scale, softcap, add } = self.epilogue;
-        let bias = bias.map(|bias| &bias[from..from + len]);
-        if matches!(part.layout.kind, PanelKind::Quant(_, Scales::Pair)) {
-            let factors = part.layout.row_factors(part.panel(panel));
-            for result in &mut *tile {
-                result.iter_mut().zip(factors).for_each(|(x, factor)| *x *= factor);
-            }
-        }
-        for (row, result) in (first..).zip(tile) {
-            let span = Span { row: row - self.origin.row, from: self.origin.column + from - self.origin.from, len };
-            if let Some(bias) = bias {
-                add_lanes(result, bias);
-            }
-            if let Some(scale) = scale {
-                result.iter_mut().for_each(|x| *x *= scale);
-            }
-            if let Some(cap) = softcap {
-                isa.softcap(result, cap);
-            }
-            if let Some(add) = add {
-                // SAFETY: no other thread writes these columns of the buffer. It may be the output, to which no
-                // reference exists yet.
-                add_lanes(result, unsafe { add.read(span) });
-            }
-            // SAFETY: the columns of a panel belong to its piece.
-            put_lanes(unsafe { self.out.write(span) }, result);
-        }
-    }
-}
-
-/// Adds to the lanes that exist. Usually all do, and this takes a few instructions.
-fn add_lanes(result: &mut [f32; PANEL], x: &[f32]) {
-    match x.first_chunk::<PANEL>() {
-        Some(x) => result.iter_mut().zip(x).for_each(|(result, x)| *result += x),
-        None => result.iter_mut().zip(x).for_each(|(result, x)| *result += x),
-    }
-}
-
-/// Stores the lanes that exist. Usually all do, and this takes a few instructions.
-fn put_lanes(out: &mut [f32], result: &[f32; PANEL]) {
-    match out.first_chunk_mut::<PANEL>() {
-        Some(out) => *out = *result,
-        None => put_some_lanes(out, result),
-    }
-}
-
-/// Stores the lanes that exist, of which there are fewer than in a panel. The compiler would merge its copy with that of all lanes
-/// into one call for any length, if it were not a function of its own.
-#[cold]
-#[inline(never)]
-fn put_some_lanes(out: &mut [f32], result: &[f32; PANEL]) {
-    out.iter_mut().zip(result).for_each(|(out, result)| *out = *result);
 }
 
 /// Reads one row of a matrix as f32.

@@ -2,6 +2,8 @@
 
 use std::arch::x86_64::*;
 
+use super::Range;
+use super::output::Output;
 use crate::weights::PANEL;
 
 /// Number of panels.
@@ -12,6 +14,37 @@ pub(super) type Results<const ROWS: usize> = [[[f32; PANEL]; ROWS]; BLOCK_PANELS
 
 /// Sums of `N` rows for both panels.
 pub(super) type Sums<const N: usize> = [[__m512; N]; BLOCK_PANELS];
+
+/// Two panels, or one if it is the last, and where their results are stored.
+pub(super) struct PanelPair<'a> {
+    panels: Range,
+    output: &'a Output<'a>,
+}
+
+impl<'a> PanelPair<'a> {
+    /// Divides panels into pairs.
+    pub(super) fn all(panels: Range, output: &'a Output<'a>) -> impl Iterator<Item = Self> {
+        let end = panels.end;
+        panels.step_by(BLOCK_PANELS).map(move |from| Self { panels: from..(from + BLOCK_PANELS).min(end), output })
+    }
+
+    /// Returns the weights of both. A panel that does not exist repeats the last one; its results are not used.
+    pub(super) fn weights<'w>(&self, panel: impl Fn(usize) -> &'w [u8]) -> [&'w [u8]; BLOCK_PANELS] {
+        std::array::from_fn(|slot| panel((self.panels.start + slot).min(self.panels.end - 1)))
+    }
+
+    /// Prefetches the places of the results of some rows.
+    pub(super) fn prefetch(&self, rows: Range) {
+        self.output.prefetch(rows, self.panels.clone());
+    }
+
+    /// Stores results of rows from `first` on.
+    pub(super) fn store<const ROWS: usize>(&self, first: usize, from: Range, results: &mut Results<ROWS>) {
+        for (panel, results) in self.panels.clone().zip(results) {
+            self.output.store(first, panel, &mut results[from.clone()]);
+        }
+    }
+}
 
 /// Divides rows into blocks of 2, 4, or `most` if it is 6. Returns the first row of each and its number of rows. The last row of the last
 /// block may not exist.

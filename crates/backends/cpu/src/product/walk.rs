@@ -6,8 +6,9 @@ use octavo_ops::StorageType;
 
 #[cfg(target_arch = "aarch64")]
 use super::neon;
+use super::output::Output;
 #[cfg(target_arch = "x86_64")]
-use super::pairs::{BLOCK_PANELS, Results};
+use super::pairs::{BLOCK_PANELS, PanelPair};
 use super::{PIECE_PANELS, numbers, plain};
 #[cfg(target_arch = "x86_64")]
 use super::{amx, bf16, vnni, wide, wide_numbers, ymm};
@@ -77,67 +78,41 @@ thread_local! {
     static ROUNDED_TILE: RefCell<wide_numbers::RoundedTile> = RefCell::default();
 }
 
-pub(super) type Store<'s> = &'s mut dyn FnMut(usize, usize, &mut [[f32; PANEL]]);
 pub(super) type Quant<'a> = crate::activation::QuantRows<'a>;
 pub(super) type Range = std::ops::Range<usize>;
-
-/// Two panels, or one if it is the last.
-#[cfg(target_arch = "x86_64")]
-struct Pair(Range);
-
-#[cfg(target_arch = "x86_64")]
-impl Pair {
-    /// Divides panels into pairs.
-    fn all(panels: Range) -> impl Iterator<Item = Self> {
-        let end = panels.end;
-        panels.step_by(BLOCK_PANELS).map(move |from| Self(from..(from + BLOCK_PANELS).min(end)))
-    }
-
-    /// Returns the weights of both. A panel that does not exist repeats the last one; its results are not used.
-    fn weights<'a>(&self, panel: impl Fn(usize) -> &'a [u8]) -> [&'a [u8]; BLOCK_PANELS] {
-        std::array::from_fn(|slot| panel((self.0.start + slot).min(self.0.end - 1)))
-    }
-
-    /// Stores the results of `count` rows from `first` on.
-    fn store<const ROWS: usize>(&self, (first, count): (usize, usize), results: &mut Results<ROWS>, store: Store<'_>) {
-        self.0.clone().zip(results).for_each(|(panel, results)| store(first, panel, &mut results[..count]));
-    }
-}
 
 /// Multiplies any number of rows with panels of integers, two at a time.
 ///
 /// # Safety
 /// AVX-512 with VNNI must be available, and the input must have room for whole tiles of rows.
 #[cfg(target_arch = "x86_64")]
-pub(super) unsafe fn blocks(part: &Part, panels: Range, input: &Quant<'_>, rows: Range, store: Store<'_>) {
+pub(super) unsafe fn blocks(part: &Part, panels: Range, input: &Quant<'_>, rows: Range, output: &Output<'_>) {
     use vnni::{BLOCK_ROWS, TILE_ROWS};
 
     let layout = &part.layout;
     if layout.kind.words(Isa::Avx512, input.coarse).is_some() {
         // SAFETY: the caller guarantees this.
-        return unsafe { number_blocks(part, panels, input, rows, store) };
+        return unsafe { number_blocks(part, panels, input, rows, output) };
     }
     if rows.len() <= BLOCK_ROWS {
         let mut results = [[[0.0; PANEL]; BLOCK_ROWS]; BLOCK_PANELS];
-        for pair in Pair::all(panels) {
+        for pair in PanelPair::all(panels, output) {
             let weights = pair.weights(|panel| part.panel(panel));
             for first in rows.clone().step_by(BLOCK_ROWS) {
                 let some = (first, (rows.end - first).min(BLOCK_ROWS));
                 // SAFETY: the caller guarantees this; the panels have this layout.
                 unsafe { vnni::packed(weights, layout, input, some, first == rows.start, &mut results) };
-                pair.store(some, &mut results, store);
+                pair.store(first, 0..some.1, &mut results);
             }
         }
         return;
     }
     VNNI_TILE.with_borrow_mut(|tile| {
-        for pair in Pair::all(panels) {
-            let weights = pair.weights(|panel| part.panel(panel));
+        for pair in PanelPair::all(panels, output) {
             for first in rows.clone().step_by(TILE_ROWS) {
                 let some = (first, (rows.end - first).min(TILE_ROWS));
-                // SAFETY: the caller guarantees this; the panels have this layout.
-                unsafe { vnni::multiply_tile(weights, layout, input, some, first == rows.start, tile) };
-                pair.store(some, &mut tile.results, store);
+                // SAFETY: the caller guarantees this.
+                unsafe { vnni::multiply_tile(part, &pair, input, some, first == rows.start, tile) };
             }
         }
     });
@@ -148,7 +123,14 @@ pub(super) unsafe fn blocks(part: &Part, panels: Range, input: &Quant<'_>, rows:
 /// # Safety
 /// AVX2, and AVX-VNNI if it is chosen, must be available.
 #[cfg(target_arch = "x86_64")]
-pub(super) unsafe fn ymm_tiles(isa: Isa, part: &Part, panels: Range, input: Quant<'_>, rows: Range, store: Store<'_>) {
+pub(super) unsafe fn ymm_tiles(
+    isa: Isa,
+    part: &Part,
+    panels: Range,
+    input: Quant<'_>,
+    rows: Range,
+    output: &Output<'_>,
+) {
     let layout = &part.layout;
     let mut tile = [[0.0; PANEL]; ymm::TILE_ROWS];
     for first in rows.clone().step_by(ymm::TILE_ROWS) {
@@ -157,6 +139,7 @@ pub(super) unsafe fn ymm_tiles(isa: Isa, part: &Part, panels: Range, input: Quan
         for panel in panels.clone() {
             let ahead = if first == rows.start { layout.bytes } else { 0 };
             let results = &mut tile[..count];
+            output.prefetch(first..first + count, panel..panel + 1);
             // SAFETY: the caller guarantees this; the panel has this layout.
             unsafe {
                 if isa == Isa::AvxVnni {
@@ -165,13 +148,13 @@ pub(super) unsafe fn ymm_tiles(isa: Isa, part: &Part, panels: Range, input: Quan
                     ymm::multiply(part.panel(panel), layout, &tile_rows, ahead, results);
                 }
             }
-            store(first, panel, results);
+            output.store(first, panel, results);
         }
     }
 }
 
 /// Multiplies any number of rows with panels of integers.
-pub(super) fn quant(isa: Isa, part: &Part, panels: Range, input: &Quant<'_>, rows: Range, store: Store<'_>) {
+pub(super) fn quant(isa: Isa, part: &Part, panels: Range, input: &Quant<'_>, rows: Range, output: &Output<'_>) {
     UNPACKED.with_borrow_mut(|unpacked| {
         let doubled = isa == Isa::Amx && matches!(part.layout.kind, PanelKind::Quant(Codes::Four, _));
         unpacked.reserve(part.layout.groups(), if doubled { 2 * GROUP_CODES } else { GROUP_CODES });
@@ -186,14 +169,14 @@ pub(super) fn quant(isa: Isa, part: &Part, panels: Range, input: &Quant<'_>, row
             let tile = &mut tile.0[..(rows.end - first).min(TILE)];
             for (slot, panel) in panels.clone().enumerate() {
                 multiply(isa, unpacked.panel(slot), input, first, tile);
-                store(first, panel, tile);
+                output.store(first, panel, tile);
             }
         }
     });
 }
 
 /// Multiplies any number of rows with panels of integers whose groups have a scale for each half.
-pub(super) fn quant_halves(part: &Part, panels: Range, input: &Quant<'_>, rows: Range, store: Store<'_>) {
+pub(super) fn quant_halves(part: &Part, panels: Range, input: &Quant<'_>, rows: Range, output: &Output<'_>) {
     let mut tile = Tile([[0.0; PANEL]; TILE]);
     for first in rows.clone().step_by(TILE) {
         let tile = &mut tile.0[..(rows.end - first).min(TILE)];
@@ -204,7 +187,7 @@ pub(super) fn quant_halves(part: &Part, panels: Range, input: &Quant<'_>, rows: 
                 }
                 _ => plain::multiply_halves(part.panel(panel), &part.layout, input, first, tile),
             }
-            store(first, panel, tile);
+            output.store(first, panel, tile);
         }
     }
 }
@@ -249,7 +232,7 @@ pub(super) fn with_numbers(isa: Isa, part: &Part, panels: Range, multiply: impl 
 /// # Safety
 /// AVX-512 with VNNI must be available.
 #[cfg(target_arch = "x86_64")]
-pub(super) unsafe fn number_blocks(part: &Part, panels: Range, input: &Quant<'_>, rows: Range, store: Store<'_>) {
+pub(super) unsafe fn number_blocks(part: &Part, panels: Range, input: &Quant<'_>, rows: Range, output: &Output<'_>) {
     use wide_numbers::{TILE_ROWS, TileRows};
 
     let layout = &part.layout;
@@ -258,11 +241,12 @@ pub(super) unsafe fn number_blocks(part: &Part, panels: Range, input: &Quant<'_>
             let count = (rows.end - first).min(TILE_ROWS);
             // SAFETY: the caller guarantees this.
             let tile_rows = unsafe { TileRows::new(layout, input, (first, count), &mut tile.blocks) };
-            for pair in Pair::all(panels.clone()) {
+            for pair in PanelPair::all(panels.clone(), output) {
                 let weights = pair.weights(|panel| part.panel(panel));
+                pair.prefetch(first..first + count);
                 // SAFETY: the caller guarantees this; the panels have this layout.
                 unsafe { wide_numbers::multiply(weights, &tile_rows, first == rows.start, &mut tile.results) };
-                pair.store((first, count), &mut tile.results, store);
+                pair.store(first, 0..count, &mut tile.results);
             }
         }
     });
@@ -278,19 +262,20 @@ pub(super) unsafe fn rounded_blocks(
     panels: Range,
     (input, stride): (&[u16], usize),
     rows: Range,
-    store: Store<'_>,
+    output: &Output<'_>,
 ) {
     use wide_numbers::{Bf16Rows, RoundedTile};
 
     ROUNDED_TILE.with_borrow_mut(|tile| {
-        for pair in Pair::all(panels) {
+        for pair in PanelPair::all(panels, output) {
             let weights = pair.weights(|panel| part.panel(panel));
             for first in rows.clone().step_by(RoundedTile::ROWS) {
                 let count = (rows.end - first).min(RoundedTile::ROWS);
+                pair.prefetch(first..first + count);
                 let some = Bf16Rows { elements: &input[first * stride..], stride, count };
                 // SAFETY: the caller guarantees this; the panels have this layout.
                 unsafe { wide_numbers::multiply_rounded(weights, &part.layout, some, first == rows.start, tile) };
-                pair.store((first, count), &mut tile.results, store);
+                pair.store(first, 0..count, &mut tile.results);
             }
         }
     });
@@ -306,23 +291,24 @@ pub(super) unsafe fn bf16_blocks(
     panels: Range,
     (input, stride): (&[u16], usize),
     rows: Range,
-    store: Store<'_>,
+    output: &Output<'_>,
 ) {
     use bf16::BLOCK_ROWS;
 
     let cols = from.layout.cols;
     assert!(cols <= stride);
     let mut results = [[[0.0; PANEL]; BLOCK_ROWS]; BLOCK_PANELS];
-    for pair in Pair::all(panels) {
+    for pair in PanelPair::all(panels, output) {
         let weights = pair.weights(|panel| from.panel(panel)).map(|panel| bf16::Stored::new(panel, cols));
         for first in rows.clone().step_by(BLOCK_ROWS) {
             let count = (rows.end - first).min(BLOCK_ROWS);
+            pair.prefetch(first..first + count);
             // SAFETY: the caller guarantees this.
             unsafe {
                 let rest = &input[first * stride..];
                 bf16::multiply(weights, cols, (rest, stride), count, first == rows.start, &mut results);
             }
-            pair.store((first, count), &mut results, store);
+            pair.store(first, 0..count, &mut results);
         }
     }
 }
@@ -334,7 +320,7 @@ pub(super) fn bf16_tiles(
     panels: Range,
     (input, stride): (&[u16], usize),
     rows: Range,
-    store: Store<'_>,
+    output: &Output<'_>,
 ) {
     let cols = from.layout.cols;
     assert!(cols <= stride);
@@ -350,13 +336,13 @@ pub(super) fn bf16_tiles(
         unsafe { tiles::dot(a, weights, cols / GROUP, out, size_of::<Tile>()) };
         let count = (rows.end - first).min(TILE);
         for (panel, tile) in panels.clone().zip(&mut results) {
-            store(first, panel, &mut tile.0[..count]);
+            output.store(first, panel, &mut tile.0[..count]);
         }
     }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) fn bf16_tiles(_: Panels<'_>, _: Range, _: (&[u16], usize), _: Range, _: Store<'_>) {
+pub(super) fn bf16_tiles(_: Panels<'_>, _: Range, _: (&[u16], usize), _: Range, _: &Output<'_>) {
     unreachable!("AMX is available on x86-64 only");
 }
 
@@ -367,7 +353,7 @@ pub(super) fn dense<'a>(
     panels: Range,
     input: impl Fn(usize) -> &'a [f32],
     rows: Range,
-    store: Store<'_>,
+    output: &Output<'_>,
 ) {
     const ROWS: usize = 4;
     let kind = from.layout.kind;
@@ -400,7 +386,7 @@ pub(super) fn dense<'a>(
             }
         }
         for (panel, results) in panels.clone().zip(&mut results) {
-            store(first, panel, &mut results[..count]);
+            output.store(first, panel, &mut results[..count]);
         }
     }
 }

@@ -8,8 +8,8 @@ use crate::weights::STEPS;
 /// Number of elements of a register.
 const WIDTH: usize = 8;
 
-/// Number of groups whose scales are computed at once.
-const AT_ONCE: usize = 8;
+/// Number of groups whose ranges are found at once, each in a lane.
+const AT_ONCE: usize = WIDTH;
 
 /// Quantises a row of whole groups. With `COARSE`, it has 8 bits but for outlying steps.
 ///
@@ -19,47 +19,113 @@ const AT_ONCE: usize = 8;
 pub(super) unsafe fn quantise<const COARSE: bool>(x: &[f32], out: QuantRow<'_>) {
     let QuantRow { codes, scales, sums, totals } = out;
     let (x, codes) = (x.as_chunks::<GROUP>().0, codes.as_chunks_mut::<{ 2 * GROUP }>().0);
-    let groups = x.chunks(AT_ONCE).zip(codes.chunks_mut(AT_ONCE));
-    let scales = scales.chunks_mut(AT_ONCE).zip(sums.chunks_mut(AT_ONCE)).zip(totals.chunks_mut(AT_ONCE));
-    let most = if COARSE { LARGEST_PART } else { LARGEST_CODE };
-    for ((x, codes), ((scales, sums), totals)) in groups.zip(scales) {
-        let (mut largest, mut outlying) = ([0.0; AT_ONCE], [NO_STEP; AT_ONCE]);
-        for ((largest, outlying), x) in largest.iter_mut().zip(&mut outlying).zip(x) {
-            if COARSE {
-                (*largest, *outlying) = coarse_range(x);
-            } else {
-                *largest = largest_of(x);
-            }
-        }
-        let inverses = largest.map(|largest| if largest > 0.0 { most / largest } else { 0.0 });
-        let groups = x.iter().zip(codes).zip(inverses).zip(outlying);
-        for ((((x, codes), inverse), outlying), totals) in groups.zip(&mut *totals) {
-            *totals = quantise_group::<COARSE>(x, inverse, outlying, codes);
-        }
-        for (((scale, sum), largest), [first, second]) in scales.iter_mut().zip(sums).zip(largest).zip(totals) {
-            *scale = largest / most;
-            *sum = *scale * first.wrapping_add(*second) as f32;
+    let (codes, scales) = (&mut codes[..x.len()], &mut scales[..x.len()]);
+    let (sums, totals) = (&mut sums[..x.len()], &mut totals[..x.len()]);
+    for start in (0..x.len()).step_by(AT_ONCE) {
+        let some = start..(start + AT_ONCE).min(x.len());
+        let ranges = ranges::<COARSE>(&x[some.clone()]);
+        for (lane, group) in some.enumerate() {
+            let (inverse, outlying) = (ranges.inverses[lane], ranges.outlying[lane] as usize);
+            let halves = quantise_group::<COARSE>(&x[group], inverse, outlying, &mut codes[group]);
+            let scale = ranges.scales[lane];
+            (scales[group], totals[group]) = (scale, halves);
+            sums[group] = scale * halves[0].wrapping_add(halves[1]) as f32;
         }
     }
 }
 
-/// Returns the largest magnitude that is not NaN.
+/// Ranges of groups.
+#[repr(align(32))]
+struct Ranges {
+    scales: [f32; AT_ONCE],
+    /// Factors that convert elements to codes.
+    inverses: [f32; AT_ONCE],
+    /// Outlying steps of coarse groups, or [`NO_STEP`].
+    outlying: [i32; AT_ONCE],
+}
+
+/// Finds the ranges of up to [`AT_ONCE`] groups. A group is a lane, so that nothing is added across lanes and no group takes a branch of
+/// its own.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn largest_of(x: &[f32; GROUP]) -> f32 {
-    let sign = _mm256_set1_ps(-0.0);
-    let mut largest = _mm256_setzero_ps();
-    for x in x.as_chunks::<WIDTH>().0 {
-        // SAFETY: a register has eight elements.
-        let magnitude = _mm256_andnot_ps(sign, unsafe { _mm256_loadu_ps(x.as_ptr()) });
-        // If the first operand is NaN, the result is the second.
-        largest = _mm256_max_ps(magnitude, largest);
+fn ranges<const COARSE: bool>(groups: &[[f32; GROUP]]) -> Ranges {
+    let mut steps = [_mm256_setzero_ps(); AT_ONCE];
+    for (steps, x) in steps.iter_mut().zip(groups) {
+        *steps = largest_of_steps(x);
     }
-    largest_lane(largest)
+    let steps = transposed(steps);
+    let (mut largest, mut others) = (_mm256_setzero_ps(), _mm256_setzero_ps());
+    for step in steps {
+        others = _mm256_max_ps(others, _mm256_min_ps(largest, step));
+        largest = _mm256_max_ps(largest, step);
+    }
+    let mut outlying = _mm256_set1_epi32(NO_STEP);
+    let mut most = LARGEST_CODE;
+    if COARSE {
+        most = LARGEST_PART;
+        let bound = _mm256_mul_ps(largest, _mm256_set1_ps(LARGEST_OTHER));
+        // False if the largest is zero or infinite.
+        let one = _mm256_cmp_ps::<_CMP_GT_OQ>(largest, bound);
+        let one = _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_GT_OQ>(others, bound), one);
+        for (index, step) in STEP_OF.into_iter().zip(steps) {
+            let index = _mm256_castsi256_ps(_mm256_set1_epi32(index));
+            let outlies = _mm256_and_ps(one, _mm256_cmp_ps::<_CMP_GT_OQ>(step, bound));
+            outlying = _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(outlying), index, outlies));
+        }
+        let least = _mm256_mul_ps(largest, _mm256_set1_ps(1.0 / LARGEST_OUTLIER));
+        largest = _mm256_blendv_ps(largest, _mm256_max_ps(others, least), one);
+    }
+    let most = _mm256_set1_ps(most);
+    let exists = _mm256_cmp_ps::<_CMP_GT_OQ>(largest, _mm256_setzero_ps());
+    let mut ranges = Ranges { scales: [0.0; AT_ONCE], inverses: [0.0; AT_ONCE], outlying: [0; AT_ONCE] };
+    // SAFETY: each array is an aligned register.
+    unsafe {
+        _mm256_store_ps(ranges.scales.as_mut_ptr(), _mm256_div_ps(largest, most));
+        _mm256_store_ps(ranges.inverses.as_mut_ptr(), _mm256_and_ps(_mm256_div_ps(most, largest), exists));
+        _mm256_store_si256(ranges.outlying.as_mut_ptr().cast(), outlying);
+    }
+    ranges
+}
+
+/// Steps by lane of [`largest_of_steps`].
+const STEP_OF: [i32; STEPS] = [0, 2, 4, 6, 1, 3, 5, 7];
+
+/// Returns the largest magnitude in each step that is not NaN, in the order of [`STEP_OF`].
+#[inline]
+#[target_feature(enable = "avx2")]
+fn largest_of_steps(x: &[f32; GROUP]) -> __m256 {
+    let (sign, zero) = (_mm256_set1_ps(-0.0), _mm256_setzero_ps());
+    // SAFETY: a register has eight elements. If the first operand is NaN, the result is the second.
+    let magnitudes =
+        |i: usize| unsafe { _mm256_max_ps(_mm256_andnot_ps(sign, _mm256_loadu_ps(x.as_ptr().add(i * WIDTH))), zero) };
+    let pairs =
+        |a: __m256, b: __m256| _mm256_castps_pd(_mm256_max_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b)));
+    let (a, b) = (pairs(magnitudes(0), magnitudes(1)), pairs(magnitudes(2), magnitudes(3)));
+    let [even, odd] = [_mm256_unpacklo_pd(a, b), _mm256_unpackhi_pd(a, b)].map(|x| _mm256_castpd_ps(x));
+    _mm256_max_ps(even, odd)
+}
+
+/// Returns element i of register k as element k of register i.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn transposed(x: [__m256; WIDTH]) -> [__m256; WIDTH] {
+    let pairs =
+        |a: __m256, b: __m256| [_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b)].map(|x| _mm256_castps_pd(x));
+    // Elements 0, 1, 2 and 3 of four registers, and in the second half the four that follow.
+    let fours = |from: usize| {
+        let ([a, b], [c, d]) = (pairs(x[from], x[from + 1]), pairs(x[from + 2], x[from + 3]));
+        [_mm256_unpacklo_pd(a, c), _mm256_unpackhi_pd(a, c), _mm256_unpacklo_pd(b, d), _mm256_unpackhi_pd(b, d)]
+            .map(|x| _mm256_castpd_ps(x))
+    };
+    let (first, second) = (fours(0), fours(4));
+    std::array::from_fn(|i| match i {
+        0..4 => _mm256_permute2f128_ps::<0x20>(first[i], second[i]),
+        _ => _mm256_permute2f128_ps::<0x31>(first[i - 4], second[i - 4]),
+    })
 }
 
 /// Index of a step that no group has.
-const NO_STEP: usize = STEPS;
+const NO_STEP: i32 = STEPS as i32;
 
 /// Words of −1 for the elements of a step, by its index.
 static ELEMENTS: [[[i16; 2 * WIDTH]; 2]; STEPS + 1] = {
@@ -71,41 +137,6 @@ static ELEMENTS: [[[i16; 2 * WIDTH]; 2]; STEPS + 1] = {
     }
     elements
 };
-
-/// Returns the magnitude of a coarse group that becomes the largest part, and the outlying step.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn coarse_range(x: &[f32; GROUP]) -> (f32, usize) {
-    let (sign, zero) = (_mm256_set1_ps(-0.0), _mm256_setzero_ps());
-    // SAFETY: a register has eight elements. If the first operand is NaN, the result is the second.
-    let magnitudes =
-        |i: usize| unsafe { _mm256_max_ps(_mm256_andnot_ps(sign, _mm256_loadu_ps(x.as_ptr().add(i * WIDTH))), zero) };
-    let pairs = |a: __m256, b: __m256| _mm256_max_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
-    let [a, b] = [pairs(magnitudes(0), magnitudes(1)), pairs(magnitudes(2), magnitudes(3))];
-    let [a, b] = [_mm256_castps_pd(a), _mm256_castps_pd(b)];
-    let steps = |pairs: __m256d| _mm256_castpd_ps(pairs);
-    // The largest of each step: the even steps in the first half, and then the odd ones.
-    let steps = _mm256_max_ps(steps(_mm256_unpacklo_pd(a, b)), steps(_mm256_unpackhi_pd(a, b)));
-    let largest = largest_lane(steps);
-    let outlies = _mm256_cmp_ps::<_CMP_GT_OQ>(steps, _mm256_set1_ps(LARGEST_OTHER * largest));
-    let lanes = _mm256_movemask_ps(outlies) as u32;
-    if lanes.count_ones() != 1 {
-        return (largest, NO_STEP);
-    }
-    let lane = lanes.trailing_zeros() as usize;
-    let others = largest_lane(_mm256_andnot_ps(outlies, steps));
-    let least = largest / LARGEST_OUTLIER;
-    (if others > least { others } else { least }, lane % 4 * 2 + lane / 4)
-}
-
-/// Returns the largest element.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn largest_lane(x: __m256) -> f32 {
-    let four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
-    let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
-    _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
-}
 
 /// Writes the codes of a group, the high parts and then the low ones. With `COARSE`, only the outlying step has high parts. Returns
 /// the sums of the codes of its halves.

@@ -13,7 +13,8 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 use std::marker::PhantomData;
 
-use super::walk::{Quant, Range, Store, Tile};
+use super::output::Output;
+use super::walk::{Quant, Range, Tile};
 use crate::Isa;
 use crate::activation::TILE;
 use crate::rows::GROUP;
@@ -35,7 +36,14 @@ const ROW_BYTES: usize = 2 * GROUP;
 ///
 /// # Safety
 /// The instruction set must be available, and be NEON or one that includes it.
-pub(super) unsafe fn integers(isa: Isa, part: &Part, panels: Range, input: Quant<'_>, rows: Range, store: Store<'_>) {
+pub(super) unsafe fn integers(
+    isa: Isa,
+    part: &Part,
+    panels: Range,
+    input: Quant<'_>,
+    rows: Range,
+    output: &Output<'_>,
+) {
     let layout = &part.layout;
     let mut tile = Tile([[0.0; PANEL]; TILE]);
     for first in rows.clone().step_by(TILE) {
@@ -51,7 +59,7 @@ pub(super) unsafe fn integers(isa: Isa, part: &Part, panels: Range, input: Quant
                     _ => multiply(part.panel(panel), layout, tile_rows, results),
                 }
             }
-            store(first, panel, results);
+            output.store(first, panel, results);
         }
     }
 }
@@ -65,7 +73,7 @@ pub(super) unsafe fn bf16_rows(
     panels: Range,
     (input, stride): (&[u16], usize),
     rows: Range,
-    store: Store<'_>,
+    output: &Output<'_>,
 ) {
     let cols = weights.layout.cols;
     let mut results = [[0.0; PANEL]; bf16::ROWS];
@@ -74,7 +82,7 @@ pub(super) unsafe fn bf16_rows(
             let results = &mut results[..(rows.end - first).min(bf16::ROWS)];
             // SAFETY: the caller guarantees this.
             unsafe { bf16::multiply(weights.panel(panel), cols, (&input[first * stride..], stride), results) };
-            store(first, panel, results);
+            output.store(first, panel, results);
         }
     }
 }

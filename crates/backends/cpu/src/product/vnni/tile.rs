@@ -8,7 +8,8 @@ use std::ops::Range;
 
 use super::*;
 use crate::memory::LINE;
-use crate::product::pairs::{Sums, load, row_blocks};
+use crate::product::pairs::{PanelPair, Sums, load, row_blocks};
+use crate::weights::Part;
 
 /// Largest number of rows of a block, and of one whose groups have more in registers.
 const ROWS: usize = 6;
@@ -176,34 +177,35 @@ impl Block {
     }
 }
 
-/// Multiplies up to [`TILE_ROWS`] rows, from `first` on, with panels in their stored layout. `ahead` prefetches the panels that
-/// follow.
+/// Multiplies up to [`TILE_ROWS`] rows, from `first` on, with a pair of a part's panels. `ahead` prefetches the panels that follow.
+/// Results of a block are stored while they are in the first-level cache.
 ///
 /// # Safety
-/// AVX-512 with VNNI must be available, the panels must have this layout, and the input must have room for whole blocks of rows.
+/// AVX-512 with VNNI must be available, and the input must have room for whole blocks of rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(in super::super) unsafe fn multiply_tile(
-    panels: [&[u8]; BLOCK_PANELS],
-    layout: &Layout,
+    part: &Part,
+    pair: &PanelPair<'_>,
     input: &Quant<'_>,
     (first, count): (usize, usize),
     ahead: bool,
     tile: &mut Tile,
 ) {
-    assert!(input.cols == layout.cols && count <= TILE_ROWS);
-    // SAFETY: the caller guarantees this.
-    unsafe { with_kind!(layout.kind, multiply_tile_as, (panels, layout, input, (first, count), ahead, tile)) }
+    assert!(input.cols == part.layout.cols && count <= TILE_ROWS);
+    // SAFETY: the caller guarantees this; the panels of a part have its layout.
+    unsafe { with_kind!(part.layout.kind, multiply_tile_as, (part, pair, input, (first, count), ahead, tile)) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 unsafe fn multiply_tile_as<C: ReadCodes, S: ReadScales>(
-    panels: [&[u8]; BLOCK_PANELS],
-    layout: &Layout,
+    part: &Part,
+    pair: &PanelPair<'_>,
     input: &Quant<'_>,
     (first, count): (usize, usize),
     ahead: bool,
     Tile { unpacked, results }: &mut Tile,
 ) {
+    let (panels, layout) = (pair.weights(|panel| part.panel(panel)), &part.layout);
     let panels = [Packed::<C, S>::new(panels[0], layout), Packed::new(panels[1], layout)];
     let (groups, stride, rows) = (layout.groups(), 2 * input.cols, count.next_multiple_of(2));
     let ((codes, scales, sums), totals) = (input.from(first), input.totals_from(first));
@@ -237,7 +239,14 @@ unsafe fn multiply_tile_as<C: ReadCodes, S: ReadScales>(
                     groups,
                     is_first: start == 0,
                 };
+                let some = row..(row + rows).min(count);
+                if end == groups {
+                    pair.prefetch(first + some.start..first + some.end);
+                }
                 add_block::<S>(unpacked, block, input.coarse, (row, rows), results);
+                if end == groups {
+                    pair.store(first + row, some, results);
+                }
             }
         }
     }
