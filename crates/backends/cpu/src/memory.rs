@@ -210,14 +210,9 @@ impl<T: Plain> Shared<T> {
 
     /// Prefetches the elements `from .. from + len`.
     pub(crate) fn prefetch(&self, from: usize, len: usize) {
-        #[cfg(target_arch = "x86_64")]
         for at in (0..len).step_by(LINE / size_of::<T>()) {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: a prefetch is a hint and may have any address.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.start.wrapping_add(from + at).cast()) };
+            prefetch(self.start.wrapping_add(from + at));
         }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = (from, len);
     }
 
     /// Returns all elements for reading.
@@ -234,6 +229,23 @@ impl<T: Plain> Shared<T> {
         // SAFETY: the range was checked above.
         unsafe { self.start.add(from) }
     }
+}
+
+/// Prefetches a line into the first-level cache.
+fn prefetch<T>(line: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch is a hint and may have any address.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(line.cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!("prfm pldl1keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
+    let _ = line;
 }
 
 #[cfg(test)]

@@ -51,6 +51,7 @@ pub(super) unsafe fn integers(
         let tile_rows = TileRows::new(layout, input, (first, count));
         let results = &mut tile.0[..count];
         for panel in panels.clone() {
+            output.prefetch(first..first + count, panel..panel + 1);
             // SAFETY: the caller guarantees this; the panel has this layout.
             unsafe {
                 match isa {
