@@ -50,6 +50,7 @@ pub(crate) struct Activation {
     scales: Lines<f32>,
     sums: Lines<f32>,
     totals: Lines<[i32; 2]>,
+    steps: Lines<u8>,
     words: Lines<i16>,
     crossed: Lines<i16>,
     bf16: Lines<u16>,
@@ -88,6 +89,7 @@ impl Activation {
             self.scales.reserve_zeroed(rows * (self.cols / GROUP));
             self.sums.reserve_zeroed(rows * (self.cols / GROUP));
             self.totals.reserve_zeroed(rows * (self.cols / GROUP));
+            self.steps.reserve_zeroed(rows * (self.cols / GROUP));
         }
         if self.forms.words {
             self.words.reserve_zeroed(rows * self.cols);
@@ -121,6 +123,7 @@ impl Activation {
             scales: Shared::new(&mut self.scales),
             sums: Shared::new(&mut self.sums),
             totals: Shared::new(&mut self.totals),
+            steps: Shared::new(&mut self.steps),
             words: Shared::new(&mut self.words),
             crossed: Shared::new(&mut self.crossed),
             bf16: Shared::new(&mut self.bf16),
@@ -140,6 +143,7 @@ pub(crate) struct Rows {
     scales: Shared<f32>,
     sums: Shared<f32>,
     totals: Shared<[i32; 2]>,
+    steps: Shared<u8>,
     words: Shared<i16>,
     crossed: Shared<i16>,
     bf16: Shared<u16>,
@@ -155,6 +159,8 @@ pub(crate) struct QuantRows<'a> {
     scales: &'a [f32],
     sums: &'a [f32],
     totals: &'a [[i32; 2]],
+    #[cfg(target_arch = "x86_64")]
+    steps: &'a [u8],
     #[cfg(target_arch = "x86_64")]
     words: &'a [i16],
     #[cfg(target_arch = "x86_64")]
@@ -186,6 +192,12 @@ impl<'a> QuantRows<'a> {
         };
         let groups = self.cols / GROUP;
         (&words[row * self.cols..][..count * self.cols], &self.scales[row * groups..][..count * groups])
+    }
+
+    /// Returns the steps of groups that have high parts, as bits, from `row` on.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn steps_from(&self, row: usize) -> &'a [u8] {
+        &self.steps[row * (self.cols / GROUP)..]
     }
 
     /// Returns the totals of halves of groups, from `row` on.
@@ -276,6 +288,7 @@ impl Rows {
             self.scales.prefetch(at, groups);
             self.sums.prefetch(at, groups);
             self.totals.prefetch(at, groups);
+            self.steps.prefetch(at, groups);
         }
         if self.forms.bf16 {
             self.bf16.prefetch(row * bf16_stride(self.cols) + from, len);
@@ -296,6 +309,8 @@ impl Rows {
                 scales: self.scales.all(),
                 sums: self.sums.all(),
                 totals: self.totals.all(),
+                #[cfg(target_arch = "x86_64")]
+                steps: self.steps.all(),
                 #[cfg(target_arch = "x86_64")]
                 words: self.words.all(),
                 #[cfg(target_arch = "x86_64")]
@@ -333,6 +348,7 @@ impl Rows {
             copy(self.scales, from.scales, rows, groups);
             copy(self.sums, from.sums, rows, groups);
             copy(self.totals, from.totals, rows, groups);
+            copy(self.steps, from.steps, rows, groups);
         }
         if self.forms.words {
             copy(self.words, from.words, rows, self.cols);
@@ -374,6 +390,7 @@ impl Rows {
                     scales: self.scales.part(at, groups),
                     sums: self.sums.part(at, groups),
                     totals: self.totals.part(at, groups),
+                    steps: self.steps.part(at, groups),
                 }
             };
             isa.quantise(x, self.forms.coarse, out);

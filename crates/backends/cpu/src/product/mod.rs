@@ -43,8 +43,12 @@ use walk::{bf16_blocks, blocks, number_blocks, rounded_blocks, ymm_tiles};
 /// together.
 const PIECE_PANELS: usize = 4;
 
-/// Number of panels with few rows, for which a piece is little work.
-const SKINNY_PANELS: usize = 2;
+/// Number of panels in a piece of a small matrix, of which there would be too few pieces for threads to finish together, and with few
+/// rows, for which a piece is little work.
+const SMALL_PANELS: usize = 2;
+
+/// Largest number of panels of a small matrix.
+const SMALL_MATRIX: usize = 64;
 
 /// Number of rows in a piece of work. Every piece unpacks its panels again.
 const PIECE_ROWS: usize = 256;
@@ -87,21 +91,21 @@ pub(crate) struct Epilogue<'a> {
     pub(crate) add: Option<Rows>,
 }
 
-/// Returns the number of panels in a piece for this number of rows.
-fn piece_panels(rows: usize) -> usize {
-    if rows <= SKINNY_ROWS { SKINNY_PANELS } else { PIECE_PANELS }
+/// Returns the number of panels in a piece of a part for this number of rows.
+fn piece_panels(part: &Part, rows: usize) -> usize {
+    if rows <= SKINNY_ROWS || part.panels() <= SMALL_MATRIX { SMALL_PANELS } else { PIECE_PANELS }
 }
 
 /// Returns the number of chunks of columns into which the product of `rows` rows is divided. For the product of each row
 /// with one of several matrices, it is the mean number of rows of a matrix.
 pub(crate) fn chunks(matrix: &Matrix, rows: usize) -> usize {
-    matrix.parts.iter().map(|part| part.panels().div_ceil(piece_panels(rows))).sum()
+    matrix.parts.iter().map(|part| part.panels().div_ceil(piece_panels(part, rows))).sum()
 }
 
 /// Returns the part and the panels of a chunk.
 fn chunk(matrix: &Matrix, rows: usize, mut index: usize) -> (&Part, Range) {
-    let each = piece_panels(rows);
     for part in &matrix.parts {
+        let each = piece_panels(part, rows);
         let chunks = part.panels().div_ceil(each);
         if index < chunks {
             return (part, index * each..((index + 1) * each).min(part.panels()));

@@ -30,6 +30,9 @@ const LARGEST_OTHER: f32 = 0.5;
 /// Largest magnitude of an outlier, in that of the other inputs of its group.
 const LARGEST_OUTLIER: f32 = (1 << LOW_BITS) as f32;
 
+/// Bits of all steps of a group.
+const ALL_STEPS: u8 = u8::MAX;
+
 /// Number of independent partial sums.
 pub(crate) const LANES: usize = 16;
 
@@ -62,6 +65,8 @@ pub(crate) struct QuantRow<'a> {
     pub(crate) sums: &'a mut [f32],
     /// Sum of the codes in each half of each group, for weights whose halves have a scale each.
     pub(crate) totals: &'a mut [[i32; 2]],
+    /// The steps of each group that have high parts, as bits.
+    pub(crate) steps: &'a mut [u8],
 }
 
 /// A row as integers of 8 bits with one scale: an element is `code · scale`.

@@ -5,7 +5,7 @@ use octavo_ops::sampling::largest_value;
 use octavo_ops::{GluKind, NormKind, RopeStyle};
 
 use super::math::{erf, exp, fma, round, tanh};
-use super::{GROUP, LANES, LARGEST_CODE, LARGEST_OTHER, LARGEST_OUTLIER, LARGEST_PART, LOW_BITS, Norm, QuantRow};
+use super::{ALL_STEPS, GROUP, LANES, LARGEST_CODE, LARGEST_OTHER, LARGEST_OUTLIER, LARGEST_PART, LOW_BITS, Norm, QuantRow};
 
 /// Returns the sum of `f` over the elements: sixteen partial sums, added pairwise.
 #[inline(always)]
@@ -189,9 +189,15 @@ fn quantised<const COARSE: bool>(x: &[f32], out: QuantRow<'_>) {
         mask
     };
     let groups = x.as_chunks::<GROUP>().0.iter().zip(out.codes.as_chunks_mut::<{ 2 * GROUP }>().0);
-    for ((((x, codes), scale), sum), totals) in groups.zip(out.scales).zip(out.sums).zip(out.totals) {
+    let groups = groups.zip(out.scales).zip(out.sums).zip(out.totals).zip(out.steps);
+    for (((((x, codes), scale), sum), totals), steps) in groups {
         let (high, low) = codes.split_at_mut(GROUP);
-        let (largest, split) = if COARSE { coarse_range(x) } else { (largest_of(x), [-1; GROUP]) };
+        let (largest, outlying) = if COARSE { coarse_range(x) } else { (largest_of(x), ALL_STEPS) };
+        let mut split = [0; GROUP];
+        for (step, split) in split.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            *split = [-i32::from(outlying >> step & 1); 4];
+        }
+        *steps = outlying;
         let most = if COARSE { LARGEST_PART } else { LARGEST_CODE };
         let inverse = if largest > 0.0 { most / largest } else { 0.0 };
         let (mut total, mut first) = (0i32, 0i32);
@@ -223,29 +229,27 @@ fn largest_of(x: &[f32; GROUP]) -> f32 {
     largest.into_iter().fold(0.0, |a, b| if b > a { b } else { a })
 }
 
-/// Returns the magnitude of a coarse group that becomes the largest part, and −1 for the elements of an outlying step, 0 for the
-/// others.
+/// Returns the magnitude of a coarse group that becomes the largest part, and an outlying step as a bit.
 #[inline(always)]
-fn coarse_range(x: &[f32; GROUP]) -> (f32, [i32; GROUP]) {
+fn coarse_range(x: &[f32; GROUP]) -> (f32, u8) {
     let mut steps = [0.0f32; GROUP / 4];
     for (step, x) in steps.iter_mut().zip(x.as_chunks::<4>().0) {
         *step = x.iter().fold(0.0, |a, b| if b.abs() > a { b.abs() } else { a });
     }
     let largest = steps.iter().fold(0.0, |a, &b| if b > a { b } else { a });
     let outlies = steps.map(|step| step > LARGEST_OTHER * largest);
-    let mut split = [0; GROUP];
     if outlies.iter().filter(|outlies| **outlies).count() != 1 {
-        return (largest, split);
+        return (largest, 0);
     }
-    let mut others = largest / LARGEST_OUTLIER;
-    for ((step, outlies), split) in steps.into_iter().zip(outlies).zip(split.as_chunks_mut::<4>().0) {
+    let (mut others, mut outlying) = (largest / LARGEST_OUTLIER, 0);
+    for (index, (step, outlies)) in steps.into_iter().zip(outlies).enumerate() {
         if outlies {
-            *split = [-1; 4];
+            outlying |= 1 << index;
         } else if step > others {
             others = step;
         }
     }
-    (others, split)
+    (others, outlying)
 }
 
 #[inline(always)]

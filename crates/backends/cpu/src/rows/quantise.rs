@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{GROUP, LARGEST_CODE, LARGEST_OTHER, LARGEST_OUTLIER, LARGEST_PART, LOW_BITS, QuantRow};
+use super::{ALL_STEPS, GROUP, LARGEST_CODE, LARGEST_OTHER, LARGEST_OUTLIER, LARGEST_PART, LOW_BITS, QuantRow};
 use crate::weights::STEPS;
 
 /// Number of elements of a register.
@@ -17,10 +17,10 @@ const AT_ONCE: usize = WIDTH;
 /// AVX2 must be available.
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn quantise<const COARSE: bool>(x: &[f32], out: QuantRow<'_>) {
-    let QuantRow { codes, scales, sums, totals } = out;
+    let QuantRow { codes, scales, sums, totals, steps } = out;
     let (x, codes) = (x.as_chunks::<GROUP>().0, codes.as_chunks_mut::<{ 2 * GROUP }>().0);
     let (codes, scales) = (&mut codes[..x.len()], &mut scales[..x.len()]);
-    let (sums, totals) = (&mut sums[..x.len()], &mut totals[..x.len()]);
+    let (sums, totals, steps) = (&mut sums[..x.len()], &mut totals[..x.len()], &mut steps[..x.len()]);
     for start in (0..x.len()).step_by(AT_ONCE) {
         let some = start..(start + AT_ONCE).min(x.len());
         let ranges = ranges::<COARSE>(&x[some.clone()]);
@@ -28,6 +28,8 @@ pub(super) unsafe fn quantise<const COARSE: bool>(x: &[f32], out: QuantRow<'_>) 
             let (inverse, outlying) = (ranges.inverses[lane], ranges.outlying[lane] as usize);
             let halves = quantise_group::<COARSE>(&x[group], inverse, outlying, &mut codes[group]);
             let scale = ranges.scales[lane];
+            // That of no step is shifted out.
+            steps[group] = if COARSE { (1u32 << outlying) as u8 } else { ALL_STEPS };
             (scales[group], totals[group]) = (scale, halves);
             sums[group] = scale * halves[0].wrapping_add(halves[1]) as f32;
         }

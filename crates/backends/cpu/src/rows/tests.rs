@@ -64,6 +64,7 @@ struct Quantised {
     scales: Vec<f32>,
     sums: Vec<f32>,
     totals: Vec<[i32; 2]>,
+    steps: Vec<u8>,
 }
 
 fn quantised(isa: Isa, x: &[f32], coarse: bool) -> Quantised {
@@ -73,9 +74,10 @@ fn quantised(isa: Isa, x: &[f32], coarse: bool) -> Quantised {
         scales: vec![0.0; groups],
         sums: vec![0.0; groups],
         totals: vec![[0; 2]; groups],
+        steps: vec![0; groups],
     };
-    let Quantised { codes, scales, sums, totals } = &mut row;
-    isa.quantise(x, coarse, QuantRow { codes, scales, sums, totals });
+    let Quantised { codes, scales, sums, totals, steps } = &mut row;
+    isa.quantise(x, coarse, QuantRow { codes, scales, sums, totals, steps });
     row
 }
 

@@ -105,8 +105,8 @@ unsafe fn multiply<C: ReadCodes, S: ReadScales, const ROWS: usize, const COARSE:
     let groups = input.cols / GROUP;
     let (codes, scales, sums_of) = input.from(first);
     assert!(codes.len() >= ROWS * 2 * input.cols && scales.len() >= ROWS * groups && sums_of.len() >= ROWS * groups);
-    let totals = input.totals_from(first);
-    assert!(totals.len() >= ROWS * groups);
+    let (totals, steps) = (input.totals_from(first), input.steps_from(first));
+    assert!(totals.len() >= ROWS * groups && steps.len() >= ROWS * groups);
     let mut sums = [[_mm512_setzero_ps(); ROWS]; BLOCK_PANELS];
     for group in 0..groups {
         if ahead {
@@ -115,7 +115,7 @@ unsafe fn multiply<C: ReadCodes, S: ReadScales, const ROWS: usize, const COARSE:
         // SAFETY: the caller guarantees that the panels and the rows have these groups.
         unsafe {
             let (rows, stride) = (codes.as_ptr().add(group * 2 * GROUP), 2 * input.cols);
-            let both = !COARSE || outlying::<ROWS>(rows, stride) != 0;
+            let both = !COARSE || outlying::<ROWS>(steps.as_ptr().add(group), groups) != 0;
             let totals = (totals.as_ptr().add(group), groups);
             if S::PAIRED {
                 let scales = (scales.as_ptr().add(group), totals.0, groups);
@@ -150,16 +150,15 @@ unsafe fn multiply<C: ReadCodes, S: ReadScales, const ROWS: usize, const COARSE:
     unsafe { store(sums, 0, results) };
 }
 
-/// Returns the steps of a group in which any of the rows has a high part, as bits. Their codes are `stride` bytes apart.
-#[inline]
-#[target_feature(enable = "avx512f,avx512vl")]
-unsafe fn outlying<const ROWS: usize>(rows: *const i8, stride: usize) -> u32 {
-    let mut all = _mm256_setzero_si256();
+/// Returns the steps of a group in which any of the rows has a high part, as bits. Those of the rows are `stride` bytes apart.
+#[inline(always)]
+unsafe fn outlying<const ROWS: usize>(rows: *const u8, stride: usize) -> u32 {
+    let mut all = 0;
     for r in 0..ROWS {
-        // SAFETY: the caller guarantees that there are the rows, whose high parts are a register.
-        all = _mm256_or_si256(all, unsafe { _mm256_loadu_si256(rows.add(r * stride).cast()) });
+        // SAFETY: the caller guarantees that there are the rows.
+        all |= unsafe { *rows.add(r * stride) };
     }
-    u32::from(_mm256_test_epi32_mask(all, all))
+    u32::from(all)
 }
 
 /// Adds the products of some steps of a group with the low parts and, with `BOTH`, the high parts. The steps are written out, with

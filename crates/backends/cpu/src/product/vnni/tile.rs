@@ -120,12 +120,15 @@ struct Block {
     scales: *const f32,
     sums: *const f32,
     totals: *const [i32; 2],
+    steps: *const u8,
     /// Number of bytes from the codes of a row to those of the next.
     stride: usize,
     /// Number of groups of a row.
     groups: usize,
     /// Whether the group is the first one of the rows.
     is_first: bool,
+    /// Whether codes of weights times 16 are bytes.
+    narrow: bool,
 }
 
 impl Block {
@@ -139,6 +142,7 @@ impl Block {
                 scales: self.scales.add(1),
                 sums: self.sums.add(1),
                 totals: self.totals.add(1),
+                steps: self.steps.add(1),
                 ..self
             }
         }
@@ -209,9 +213,10 @@ unsafe fn multiply_tile_as<C: ReadCodes, S: ReadScales>(
     let panels = [Packed::<C, S>::new(panels[0], layout), Packed::new(panels[1], layout)];
     let (groups, stride, rows) = (layout.groups(), 2 * input.cols, count.next_multiple_of(2));
     let ((codes, scales, sums), totals) = (input.from(first), input.totals_from(first));
+    let steps = input.steps_from(first);
     assert!(
         codes.len() >= rows * stride
-            && [scales.len(), sums.len(), totals.len()].iter().all(|len| *len >= rows * groups)
+            && [scales.len(), sums.len(), totals.len(), steps.len()].iter().all(|len| *len >= rows * groups)
     );
     let most = if S::HALVES || S::PAIRED { ROWS_OF_HALVES } else { ROWS };
     // What follows is prefetched between blocks, because memory would be busy for longer than all at once takes.
@@ -235,9 +240,11 @@ unsafe fn multiply_tile_as<C: ReadCodes, S: ReadScales>(
                     scales: scales.as_ptr().add(at),
                     sums: sums.as_ptr().add(at),
                     totals: totals.as_ptr().add(at),
+                    steps: steps.as_ptr().add(at),
                     stride,
                     groups,
                     is_first: start == 0,
+                    narrow: C::NARROW,
                 };
                 let some = row..(row + rows).min(count);
                 if end == groups {
@@ -402,25 +409,33 @@ unsafe fn dots<const N: usize, const COARSE: bool>(
     unsafe {
         let mut sums = [plus; BLOCK_PANELS];
         if COARSE {
-            let mut steps = outlying::<N>(block.codes, block.stride) & ((1 << end) - (1 << first));
+            let mut steps = outlying::<N>(block.steps, block.groups) & ((1 << end) - (1 << first));
             if steps != 0 {
-                sums = [[_mm512_setzero_si512(); N]; BLOCK_PANELS];
-                while steps != 0 {
-                    let step = steps.trailing_zeros() as usize;
-                    add_step(&mut sums, group, step, block, 4 * step);
-                    steps &= steps - 1;
+                if block.narrow {
+                    while steps != 0 {
+                        let step = steps.trailing_zeros() as usize;
+                        add_step::<N, { LOW_BITS }>(&mut sums, group, step, block, 4 * step);
+                        steps &= steps - 1;
+                    }
+                } else {
+                    sums = [[_mm512_setzero_si512(); N]; BLOCK_PANELS];
+                    while steps != 0 {
+                        let step = steps.trailing_zeros() as usize;
+                        add_step::<N, 0>(&mut sums, group, step, block, 4 * step);
+                        steps &= steps - 1;
+                    }
+                    shift(&mut sums, plus);
                 }
-                shift(&mut sums, plus);
             }
         } else {
             sums = [[_mm512_setzero_si512(); N]; BLOCK_PANELS];
             for step in first..end {
-                add_step(&mut sums, group, step, block, 4 * step);
+                add_step::<N, 0>(&mut sums, group, step, block, 4 * step);
             }
             shift(&mut sums, plus);
         }
         for step in first..end {
-            add_step(&mut sums, group, step, block, GROUP + 4 * step);
+            add_step::<N, 0>(&mut sums, group, step, block, GROUP + 4 * step);
         }
         sums
     }
@@ -437,13 +452,13 @@ unsafe fn shift<const N: usize>(sums: &mut Dots<N>, plus: [__m512i; N]) {
     }
 }
 
-/// Adds the products of a step with the rows' inputs at a place.
+/// Adds the products of a step, whose codes are shifted, with the rows' inputs at a place.
 #[expect(clippy::needless_range_loop, reason = "by index, what is in arrays ends in registers")]
 #[inline(always)]
-unsafe fn add_step<const N: usize>(sums: &mut Dots<N>, group: &Group, step: usize, block: Block, at: usize) {
+unsafe fn add_step<const N: usize, const SHIFT: u32>(sums: &mut Dots<N>, group: &Group, step: usize, block: Block, at: usize) {
     // SAFETY: the caller guarantees this; a step fills a register.
     unsafe {
-        let codes = |p: usize| _mm512_loadu_si512(group.at[p].add(step * LINE).cast());
+        let codes = |p: usize| _mm512_slli_epi16::<SHIFT>(_mm512_loadu_si512(group.at[p].add(step * LINE).cast()));
         let codes = [codes(0), codes(1)];
         for r in 0..N {
             let inputs = block.inputs(r, at);
