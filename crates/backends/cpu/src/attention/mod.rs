@@ -74,10 +74,17 @@ fn most_rows(isa: Isa) -> usize {
     if isa.attends_in_bf16() { ROWS } else { ROWS / 2 }
 }
 
-/// Returns the number of tokens in a task: with their query heads, at most the number of rows that the kernel
-/// processes.
+/// Largest number of calls of the kernel in a task.
+const CALLS: usize = 4;
+
+/// Returns the number of tokens in a task: those whose rows, with all query heads of a KV head, fill the most of the rows that
+/// a few calls of the kernel process.
 pub(crate) fn task_tokens(isa: Isa, heads: HeadShape) -> usize {
-    (most_rows(isa) / (heads.q / heads.kv)).max(1)
+    let (most, group) = (most_rows(isa), heads.q / heads.kv);
+    let tokens = |calls: usize| calls * most / group;
+    // Shares of rows that exist are compared as fractions; the first call has no share to beat.
+    let best = (1..=CALLS).reduce(|best, calls| if tokens(calls) * best > tokens(best) * calls { calls } else { best });
+    tokens(best.unwrap_or(1)).max(1)
 }
 
 /// Input and output of one call of the kernel.
@@ -415,6 +422,16 @@ impl Attention<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tasks_fill_the_rows_of_a_kernel() {
+        let tokens = |q: usize, kv: usize| task_tokens(Isa::Portable, HeadShape { q, kv, dim: 64, values: Values::Own });
+        assert_eq!(most_rows(Isa::Portable), 8);
+        // One token has up to eight rows, and three query heads of eight tokens fill three calls.
+        for (q, kv, expected) in [(8, 8, 8), (8, 4, 4), (9, 3, 8), (32, 8, 2), (5, 1, 3), (8, 1, 1), (20, 1, 1)] {
+            assert_eq!(tokens(q, kv), expected, "{q} query heads, {kv} KV heads");
+        }
+    }
 
     /// Element d of the key in slot s is `100 · d + s`.
     #[test]
