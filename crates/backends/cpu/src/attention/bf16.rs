@@ -3,8 +3,8 @@
 
 use std::arch::x86_64::*;
 
-use super::plain::{Running, visible, whole};
-use super::walk::{FEW_ROWS, queries, walk};
+use super::plain::{FLOOR, Running, visible, whole};
+use super::walk::{FEW_ROWS, each_row, queries, walk};
 use super::wide::weigh_with;
 use super::{Block, KEYS, ROWS};
 use crate::Isa;
@@ -52,7 +52,7 @@ unsafe fn rows<const R: usize>(block: Block<'_>) {
             R,
             if R <= FEW_ROWS { 1 } else { 2 },
             |keys: &[&[u32]], ahead, weights, at| score(q, keys, ahead, weights, at),
-            weigh,
+            |weights: &mut _, len, running: &mut _| weigh_rows(weights, len, running),
             |scores: &[f32], narrow: &mut [u16; KEYS]| narrow_weights(scores, narrow),
             |values: &[&[u32]], _: &[[f32; KEYS]; ROWS], narrow, at, fades: &[f32; R], count, out| gather(
                 values, narrow, at, fades, count, out
@@ -140,6 +140,105 @@ unsafe fn score_some<const R: usize, const N: usize, const B: usize>(
             // SAFETY: a row of weights has room for these blocks, as asserted.
             unsafe { _mm512_storeu_ps(weights[r].as_mut_ptr().add(at + b * BLOCK), sums[b][r]) };
         }
+    }
+}
+
+/// Converts a tile's scores of all rows to weights. Returns the factors for the values accumulated before. Rows are independent: what
+/// is added across the lanes of one is added for sixteen at once, in the order of [`weigh`], so that no row waits for another.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+unsafe fn weigh_rows<const R: usize>(
+    weights: &mut [[f32; KEYS]; ROWS],
+    len: usize,
+    running: &mut [Running; R],
+) -> [f32; R] {
+    const { assert!(R <= ROWS && ROWS == BLOCK) };
+    // SAFETY: the caller guarantees the instruction set; a chunk of scores and an array of rows are registers.
+    unsafe {
+        if R <= FEW_ROWS {
+            return each_row!(weigh, R)(weights, len, running);
+        }
+        let (mut largest, mut sums) = ([0.0; ROWS], [0.0; ROWS]);
+        for (r, row) in running.iter().enumerate() {
+            (largest[r], sums[r]) = (row.largest, row.sum);
+        }
+        let (before, sums) = (_mm512_loadu_ps(largest.as_ptr()), _mm512_loadu_ps(sums.as_ptr()));
+        let mut rows = [_mm512_set1_ps(FLOOR); ROWS];
+        for (r, row) in rows.iter_mut().enumerate().take(R) {
+            for scores in weights[r][..len].as_chunks::<BLOCK>().0 {
+                *row = _mm512_max_ps(*row, _mm512_loadu_ps(scores.as_ptr()));
+            }
+        }
+        let found = across(rows, Op::Max);
+        // If an operand is NaN, the result is the second.
+        let after = _mm512_max_ps(_mm512_max_ps(found, before), _mm512_set1_ps(FLOOR));
+        _mm512_storeu_ps(largest.as_mut_ptr(), after);
+        let mut rows = [_mm512_setzero_ps(); ROWS];
+        for (r, row) in rows.iter_mut().enumerate().take(R) {
+            let largest = _mm512_set1_ps(largest[r]);
+            for scores in weights[r][..len].as_chunks_mut::<BLOCK>().0 {
+                let weights = exp(_mm512_sub_ps(_mm512_loadu_ps(scores.as_ptr()), largest));
+                _mm512_storeu_ps(scores.as_mut_ptr(), weights);
+                *row = _mm512_add_ps(*row, weights);
+            }
+        }
+        let fade = exp(_mm512_sub_ps(before, after));
+        let sums = _mm512_fmadd_ps(sums, fade, across(rows, Op::Add));
+        let (mut fades, mut all) = ([0.0; ROWS], [0.0; ROWS]);
+        _mm512_storeu_ps(fades.as_mut_ptr(), fade);
+        _mm512_storeu_ps(all.as_mut_ptr(), sums);
+        for (row, (&largest, &sum)) in running.iter_mut().zip(largest.iter().zip(&all)) {
+            *row = Running { largest, sum };
+        }
+        std::array::from_fn(|r| fades[r])
+    }
+}
+
+/// An operation of two lanes.
+#[derive(Clone, Copy)]
+enum Op {
+    Add,
+    Max,
+}
+
+impl Op {
+    #[inline(always)]
+    unsafe fn of(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the caller guarantees the instruction set.
+        unsafe {
+            match self {
+                Self::Add => _mm512_add_ps(a, b),
+                Self::Max => _mm512_max_ps(a, b),
+            }
+        }
+    }
+}
+
+/// Returns the result of an operation over all lanes of each row, by row: of lanes eight apart, then four, two and one.
+///
+/// # Safety
+/// AVX-512 F must be available.
+#[inline(always)]
+unsafe fn across(rows: [__m512; ROWS], op: Op) -> __m512 {
+    // SAFETY: the caller guarantees the instruction set.
+    unsafe {
+        let (mut eights, mut fours, mut twos) = ([rows[0]; 8], [rows[0]; 4], [rows[0]; 2]);
+        for (i, eights) in eights.iter_mut().enumerate() {
+            // The last steps put four rows that are adjacent here into one quarter of the lanes each.
+            let [a, b] = [2 * i, 2 * i + 1].map(|at| rows[at % 4 * 4 + at / 4]);
+            let first = _mm512_shuffle_f32x4::<0b01_00_01_00>(a, b);
+            *eights = op.of(first, _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b));
+        }
+        for (fours, [a, b]) in fours.iter_mut().zip(eights.as_chunks().0) {
+            let first = _mm512_shuffle_f32x4::<0b10_00_10_00>(*a, *b);
+            *fours = op.of(first, _mm512_shuffle_f32x4::<0b11_01_11_01>(*a, *b));
+        }
+        for (twos, [a, b]) in twos.iter_mut().zip(fours.as_chunks().0) {
+            let first = _mm512_shuffle_ps::<0b01_00_01_00>(*a, *b);
+            *twos = op.of(first, _mm512_shuffle_ps::<0b11_10_11_10>(*a, *b));
+        }
+        let first = _mm512_shuffle_ps::<0b10_00_10_00>(twos[0], twos[1]);
+        op.of(first, _mm512_shuffle_ps::<0b11_01_11_01>(twos[0], twos[1]))
     }
 }
 

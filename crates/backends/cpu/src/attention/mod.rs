@@ -425,7 +425,8 @@ mod tests {
 
     #[test]
     fn tasks_fill_the_rows_of_a_kernel() {
-        let tokens = |q: usize, kv: usize| task_tokens(Isa::Portable, HeadShape { q, kv, dim: 64, values: Values::Own });
+        let tokens =
+            |q: usize, kv: usize| task_tokens(Isa::Portable, HeadShape { q, kv, dim: 64, values: Values::Own });
         assert_eq!(most_rows(Isa::Portable), 8);
         // One token has up to eight rows, and three query heads of eight tokens fill three calls.
         for (q, kv, expected) in [(8, 8, 8), (8, 4, 4), (9, 3, 8), (32, 8, 2), (5, 1, 3), (8, 1, 1), (20, 1, 1)] {

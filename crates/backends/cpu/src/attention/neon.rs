@@ -4,7 +4,7 @@
 use std::arch::aarch64::*;
 
 use super::plain::{Running, visible, weigh, whole};
-use super::walk::{by_rows, queries, walk};
+use super::walk::{by_rows, each_row, queries, walk};
 use super::{Block, KEYS, ROWS, chunk_of};
 use crate::Isa;
 use crate::kv::{BLOCK, CHUNK};
@@ -49,7 +49,7 @@ unsafe fn rows<const R: usize>(block: Block<'_>) {
                     _ => score::<R>(&q, keys, &mut weights[..], at),
                 }
             },
-            weigh::<true>,
+            each_row!(weigh::<true>, R),
             |_: &[f32], _: &mut [u16; KEYS]| {},
             |values: &[&[u32]],
              weights: &[[f32; KEYS]; ROWS],

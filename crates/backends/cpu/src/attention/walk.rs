@@ -7,10 +7,10 @@ pub(super) const AHEAD: usize = 2;
 pub(super) const FEW_ROWS: usize = 4;
 
 /// The loop over a block's keys, which is the same for f32 and bf16 and for every width of registers: `$score` processes
-/// `$blocks` blocks of keys, or fewer at the end, `$weigh` and `$narrow` a row's weights, `$gather` values of a tile of keys, from a
-/// key on. It is a macro because the compiler does not always inline closures that hold registers.
+/// `$blocks` blocks of keys, or fewer at the end, `$weigh` the weights of all rows, `$narrow` those of a row, `$gather` values of a tile
+/// of keys, from a key on. It is a macro because the compiler does not always inline closures that hold registers.
 macro_rules! walk {
-    ($isa:expr, $block:ident, $rows:ident, $blocks:expr, $score:expr, $weigh:path, $narrow:expr, $gather:expr) => {{
+    ($isa:expr, $block:ident, $rows:ident, $blocks:expr, $score:expr, $weigh:expr, $narrow:expr, $gather:expr) => {{
         let Block { mut keys, sees, starts, softcap, weights, narrow_weights, out, partial, .. } = $block;
         let count = sees.len();
         // Rows that do not exist repeat the first.
@@ -36,7 +36,6 @@ macro_rules! walk {
                 $score(some, ahead, &mut *weights, at * BLOCK);
             }
             let len = blocks.len() * BLOCK;
-            let mut fades = [0.0; $rows];
             for r in 0..$rows {
                 let scores = &mut weights[r][..len];
                 if let Some((scales, _)) = keys.scales() {
@@ -46,7 +45,10 @@ macro_rules! walk {
                     $isa.softcap(scores, cap);
                 }
                 visible(scores, tile * KEYS, sees[r]);
-                fades[r] = $weigh(scores, &mut running[r]);
+            }
+            let fades: [f32; $rows] = $weigh(&mut *weights, len, &mut running);
+            for r in 0..$rows {
+                let scores = &mut weights[r][..len];
                 if let Some((_, scales)) = keys.scales() {
                     $isa.multiply(scores, scales);
                 }
@@ -66,6 +68,20 @@ macro_rules! walk {
             $isa.scale(out, 1.0 / running.sum);
         }
     }};
+}
+
+/// Returns a function that converts a tile's scores to weights, row by row, and returns the factors for the values accumulated
+/// before.
+macro_rules! each_row {
+    ($weigh:path, $rows:ident) => {
+        |weights: &mut [[f32; KEYS]; ROWS], len: usize, running: &mut [Running; $rows]| {
+            let mut fades = [0.0; $rows];
+            for r in 0..$rows {
+                fades[r] = $weigh(&mut weights[r][..len], &mut running[r]);
+            }
+            fades
+        }
+    };
 }
 
 /// Calls a kernel for the number of rows of a block in f32, which is at most half of [`ROWS`](super::ROWS).
@@ -88,4 +104,4 @@ pub(super) fn queries<T, const R: usize>(q: &[T], count: usize) -> [&[T]; R] {
     std::array::from_fn(|r| &q[if r < count { r } else { 0 } * width..][..width])
 }
 
-pub(super) use {by_rows, walk};
+pub(super) use {by_rows, each_row, walk};

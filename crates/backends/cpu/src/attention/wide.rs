@@ -4,7 +4,7 @@
 use std::arch::x86_64::*;
 
 use super::plain::{FLOOR, Running, visible, whole};
-use super::walk::{by_rows, queries, walk};
+use super::walk::{by_rows, each_row, queries, walk};
 use super::{Block, KEYS, ROWS, chunk_of};
 use crate::Isa;
 use crate::kv::{BLOCK, CHUNK};
@@ -89,7 +89,7 @@ unsafe fn rows<const R: usize>(block: Block<'_>) {
             R,
             1,
             |keys: &[&[u32]], _, weights, at| score(&q, keys[0], weights, at),
-            weigh,
+            each_row!(weigh, R),
             |_: &[f32], _: &mut [u16; KEYS]| {},
             |values: &[&[u32]], weights, _: &[[u16; KEYS]; ROWS], at, fades: &[f32; R], count, out| gather(
                 values, weights, at, fades, count, out

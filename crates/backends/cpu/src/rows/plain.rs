@@ -5,7 +5,9 @@ use octavo_ops::sampling::largest_value;
 use octavo_ops::{GluKind, NormKind, RopeStyle};
 
 use super::math::{erf, exp, fma, round, tanh};
-use super::{ALL_STEPS, GROUP, LANES, LARGEST_CODE, LARGEST_OTHER, LARGEST_OUTLIER, LARGEST_PART, LOW_BITS, Norm, QuantRow};
+use super::{
+    ALL_STEPS, GROUP, LANES, LARGEST_CODE, LARGEST_OTHER, LARGEST_OUTLIER, LARGEST_PART, LOW_BITS, Norm, QuantRow,
+};
 
 /// Returns the sum of `f` over the elements: sixteen partial sums, added pairwise.
 #[inline(always)]

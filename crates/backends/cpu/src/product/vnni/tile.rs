@@ -455,7 +455,13 @@ unsafe fn shift<const N: usize>(sums: &mut Dots<N>, plus: [__m512i; N]) {
 /// Adds the products of a step, whose codes are shifted, with the rows' inputs at a place.
 #[expect(clippy::needless_range_loop, reason = "by index, what is in arrays ends in registers")]
 #[inline(always)]
-unsafe fn add_step<const N: usize, const SHIFT: u32>(sums: &mut Dots<N>, group: &Group, step: usize, block: Block, at: usize) {
+unsafe fn add_step<const N: usize, const SHIFT: u32>(
+    sums: &mut Dots<N>,
+    group: &Group,
+    step: usize,
+    block: Block,
+    at: usize,
+) {
     // SAFETY: the caller guarantees this; a step fills a register.
     unsafe {
         let codes = |p: usize| _mm512_slli_epi16::<SHIFT>(_mm512_loadu_si512(group.at[p].add(step * LINE).cast()));
