@@ -1,6 +1,7 @@
 //! What is between the projections of a layer and its attention: the norms of heads, their rotation and the cache.
 
 use std::cell::RefCell;
+use std::ops::Range;
 
 use half::bf16;
 use octavo_ops::{NormKind, Rope, RopeStyle};
@@ -43,7 +44,11 @@ impl Forward<'_> {
         worker.share(scratch.blocks.len() * parts, |task| {
             let (run, part) = (scratch.blocks[task / parts], task % parts);
             let heads = if together { 0..op.heads.kv } else { part..part + 1 };
-            for row in run.first..run.first + run.count {
+            let end = run.first + run.count;
+            for row in run.first..end {
+                if row + 1 < end {
+                    post.prefetch(row + 1, &heads);
+                }
                 // SAFETY: the caller guarantees this; a run's rows and its block belong to this thread for these heads.
                 unsafe { post.row(row, heads.clone()) };
             }
@@ -102,26 +107,31 @@ impl Angles {
 }
 
 impl QkvPost<'_> {
+    /// Returns the places of the query, key and value heads of some KV heads in a row.
+    fn spans(&self, row: usize, heads: &Range<usize>) -> [Span; 3] {
+        let shape = self.op.heads;
+        let group = shape.q / shape.kv * shape.dim;
+        let span = |from: usize, each: usize| Span { row, from: from + heads.start * each, len: heads.len() * each };
+        let (k, v) = (shape.q_cols(), shape.q_cols() + shape.kv_cols());
+        [span(0, group), span(k, shape.dim), span(v, shape.dim)]
+    }
+
+    /// Prefetches what a row's processing reads and writes, except the cache. Adjacent rows are in other places of memory.
+    fn prefetch(&self, row: usize, heads: &Range<usize>) {
+        let spans = self.spans(row, heads);
+        spans.iter().for_each(|span| self.input.prefetch(*span));
+        self.out.prefetch(spans[0]);
+    }
+
     /// Processes some KV heads of a row, and the query heads that share them.
     ///
     /// # Safety
     /// During the call, no other thread may write the input or the tables, use these heads of the row or write their
     /// block.
-    unsafe fn row(&self, row: usize, heads: std::ops::Range<usize>) {
-        let shape = self.op.heads;
-        let group = shape.q / shape.kv;
-        let columns = |from: usize, heads: &std::ops::Range<usize>, each: usize| Span {
-            row,
-            from: from + heads.start * each,
-            len: heads.len() * each,
-        };
-        let q = columns(0, &heads, group * shape.dim);
+    unsafe fn row(&self, row: usize, heads: Range<usize>) {
+        let spans = self.spans(row, &heads);
         // SAFETY: the caller guarantees this.
-        let (out, q, k, v) = unsafe {
-            let k = self.input.read(columns(shape.q_cols(), &heads, shape.dim));
-            let v = self.input.read(columns(shape.q_cols() + shape.kv_cols(), &heads, shape.dim));
-            (self.out.write(q), self.input.read(q), k, v)
-        };
+        let (out, [q, k, v]) = unsafe { (self.out.write(spans[0]), spans.map(|span| self.input.read(span))) };
         let (q_norm, k_norm) = match &self.op.norm {
             Some(HeadNorm { q, k, eps }) => (Some((&q[..], *eps)), Some((&k[..], *eps))),
             None => (None, None),
@@ -143,7 +153,7 @@ impl QkvPost<'_> {
     ///
     /// # Safety
     /// During the call, no other thread may use the block of the slot for these heads.
-    unsafe fn keep(&self, slot: u32, heads: std::ops::Range<usize>, key: &[f32], value: &[f32]) {
+    unsafe fn keep(&self, slot: u32, heads: Range<usize>, key: &[f32], value: &[f32]) {
         let dim = self.op.heads.dim;
         KEPT.with_borrow_mut(|(narrow, codes)| match self.cache.dtype() {
             KvDtype::Bf16 => {
