@@ -159,7 +159,7 @@ pub(crate) struct QuantRows<'a> {
     scales: &'a [f32],
     sums: &'a [f32],
     totals: &'a [[i32; 2]],
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
     steps: &'a [u8],
     #[cfg(target_arch = "x86_64")]
     words: &'a [i16],
@@ -195,7 +195,7 @@ impl<'a> QuantRows<'a> {
     }
 
     /// Returns the steps of groups that have high parts, as bits, from `row` on.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
     pub(crate) fn steps_from(&self, row: usize) -> &'a [u8] {
         &self.steps[row * (self.cols / GROUP)..]
     }
@@ -309,7 +309,7 @@ impl Rows {
                 scales: self.scales.all(),
                 sums: self.sums.all(),
                 totals: self.totals.all(),
-                #[cfg(target_arch = "x86_64")]
+                #[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
                 steps: self.steps.all(),
                 #[cfg(target_arch = "x86_64")]
                 words: self.words.all(),

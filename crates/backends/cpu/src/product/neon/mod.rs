@@ -20,7 +20,7 @@ use crate::activation::TILE;
 use crate::rows::GROUP;
 use crate::weights::{Codes, E2M1_OFFSET, HALVES_OFFSET, Layout, PANEL, PanelKind, Panels, Part};
 pub(super) use dense::dense;
-use multiply::{Bytes, Dots, Fours, Matrices, Multiply};
+use multiply::{Bytes, Dots, Fours, Inputs, Matrices, Multiply};
 use read::{Bytewise, E2m1, Eight, Five, Four, GroupScales, Iq4, REGISTERS, ReadCodes, Six, Steps, Stored};
 
 /// Number of output rows in a register.
@@ -173,7 +173,7 @@ unsafe fn tile<C: ReadCodes, One: Multiply, Two: Multiply>(
     let PanelKind::Quant(_, scales) = layout.kind else { unreachable!("chosen by the kind") };
     let (panel, groups) = (panel.as_ptr(), layout.groups());
     let (row_codes, row_scales, row_sums) = rows.input.from(rows.first);
-    let row_totals = rows.input.totals_from(rows.first);
+    let (row_totals, row_steps) = (rows.input.totals_from(rows.first), rows.input.steps_from(rows.first));
     let mut codes = Bytewise::EMPTY;
     results.fill([0.0; PANEL]);
     let (whole, single) = results.as_chunks_mut::<ROWS>();
@@ -188,6 +188,7 @@ unsafe fn tile<C: ReadCodes, One: Multiply, Two: Multiply>(
                     scale: row_scales.as_ptr().add(at).read(),
                     sum: row_sums.as_ptr().add(at).read(),
                     totals: row_totals.as_ptr().add(at).read(),
+                    steps: row_steps.as_ptr().add(at).read(),
                 }
             };
             if !whole.is_empty() {
@@ -215,6 +216,8 @@ struct Row {
     sum: f32,
     /// Sums of the codes of the halves.
     totals: [i32; 2],
+    /// The steps that have high parts, as bits.
+    steps: u8,
 }
 
 /// Adds the products of a group to the results.
@@ -225,16 +228,17 @@ unsafe fn add_group<C: ReadCodes, M: Multiply, const N: usize>(
     rows: &[Row; N],
     results: &mut [[f32; PANEL]; N],
 ) {
-    let mut addresses = [std::ptr::null(); N];
-    for (address, row) in addresses.iter_mut().zip(rows) {
+    let mut inputs = Inputs { rows: [std::ptr::null(); N], both: false };
+    for (address, row) in inputs.rows.iter_mut().zip(rows) {
         *address = row.codes;
+        inputs.both |= row.steps != 0;
     }
     // SAFETY: the caller guarantees this; arrays of a panel have four registers.
     unsafe {
         if let Some(pair) = &scales.pair {
             let mut both = [[vdupq_n_f32(0.0); N]; REGISTERS];
-            add_scaled_half::<C, M, 0, N>(codes, pair[0], rows, addresses, &mut both);
-            add_scaled_half::<C, M, 1, N>(codes, pair[1], rows, addresses, &mut both);
+            add_scaled_half::<C, M, 0, N>(codes, pair[0], rows, inputs, &mut both);
+            add_scaled_half::<C, M, 1, N>(codes, pair[1], rows, inputs, &mut both);
             for (q, both) in both.into_iter().enumerate() {
                 for r in 0..N {
                     let result = results[r].as_mut_ptr().add(q * LANES);
@@ -245,7 +249,7 @@ unsafe fn add_group<C: ReadCodes, M: Multiply, const N: usize>(
         }
         let dots = match &scales.factors {
             None => {
-                let mut dots = M::dots(codes, addresses, 0..2);
+                let mut dots = M::dots(codes, inputs, 0..2);
                 if C::OFFSET != 0 {
                     for r in 0..N {
                         let offset = vdupq_n_s32(C::OFFSET * (rows[r].totals[0] + rows[r].totals[1]));
@@ -258,8 +262,8 @@ unsafe fn add_group<C: ReadCodes, M: Multiply, const N: usize>(
             }
             Some(factors) => {
                 let mut dots: Dots<N> = [[vdupq_n_s32(0); N]; REGISTERS];
-                add_half::<C, M, 0, N>(codes, factors[0], rows, addresses, &mut dots);
-                add_half::<C, M, 1, N>(codes, factors[1], rows, addresses, &mut dots);
+                add_half::<C, M, 0, N>(codes, factors[0], rows, inputs, &mut dots);
+                add_half::<C, M, 1, N>(codes, factors[1], rows, inputs, &mut dots);
                 dots
             }
         };
@@ -283,12 +287,12 @@ unsafe fn add_half<C: ReadCodes, M: Multiply, const HALF: usize, const N: usize>
     codes: &impl Steps,
     factors: [int32x4_t; REGISTERS],
     rows: &[Row; N],
-    addresses: [*const i8; N],
+    inputs: Inputs<N>,
     dots: &mut Dots<N>,
 ) {
     // SAFETY: the caller guarantees this.
     unsafe {
-        let products = M::dots(codes, addresses, HALF..HALF + 1);
+        let products = M::dots(codes, inputs, HALF..HALF + 1);
         for r in 0..N {
             let offset = vdupq_n_s32((C::OFFSET - HALVES_OFFSET) * rows[r].totals[HALF]);
             for q in 0..REGISTERS {
@@ -305,12 +309,12 @@ unsafe fn add_scaled_half<C: ReadCodes, M: Multiply, const HALF: usize, const N:
     codes: &impl Steps,
     scales: [float32x4_t; REGISTERS],
     rows: &[Row; N],
-    addresses: [*const i8; N],
+    inputs: Inputs<N>,
     both: &mut [[float32x4_t; N]; REGISTERS],
 ) {
     // SAFETY: the caller guarantees this.
     unsafe {
-        let products = M::dots(codes, addresses, HALF..HALF + 1);
+        let products = M::dots(codes, inputs, HALF..HALF + 1);
         for r in 0..N {
             let offset = vdupq_n_s32((C::OFFSET - i32::from(E2M1_OFFSET)) * rows[r].totals[HALF]);
             for q in 0..REGISTERS {

@@ -15,16 +15,25 @@ const HALF: usize = STEPS / 2;
 /// Sums of sixteen output rows for each of a few rows.
 pub(super) type Dots<const N: usize> = [[int32x4_t; N]; REGISTERS];
 
+/// A group of a few rows.
+#[derive(Clone, Copy)]
+pub(super) struct Inputs<const N: usize> {
+    /// Addresses of the codes.
+    pub(super) rows: [*const i8; N],
+    /// Whether any of them has high parts.
+    pub(super) both: bool,
+}
+
 /// Products of a group's codes with those of a few rows.
 pub(super) trait Multiply {
     /// Order of the codes if they are unpacked.
     type Order: Order;
 
-    /// Returns the exact products of some halves of a group with rows whose group is at these addresses.
+    /// Returns the exact products of some halves of a group with rows.
     ///
     /// # Safety
     /// The instruction set must be available, and each address must have a row's high and low parts of a group.
-    unsafe fn dots<const N: usize>(codes: &impl Steps, rows: [*const i8; N], halves: Range<usize>) -> Dots<N>;
+    unsafe fn dots<const N: usize>(codes: &impl Steps, inputs: Inputs<N>, halves: Range<usize>) -> Dots<N>;
 }
 
 /// Products of bytes in 16 bits, added in pairs to 32 bits. With `COARSE`, here and below, only outlying steps have high parts.
@@ -40,12 +49,12 @@ impl<C: ReadCodes, const COARSE: bool> Multiply for Bytes<C, COARSE> {
     type Order = Stepwise;
 
     #[inline(always)]
-    unsafe fn dots<const N: usize>(codes: &impl Steps, rows: [*const i8; N], halves: Range<usize>) -> Dots<N> {
+    unsafe fn dots<const N: usize>(codes: &impl Steps, inputs: Inputs<N>, halves: Range<usize>) -> Dots<N> {
         // SAFETY: the caller guarantees this.
         unsafe {
             // The sums of half a panel fill the registers.
-            let [a, b] = Self::registers::<0, N>(codes, rows, halves.clone());
-            let [c, d] = Self::registers::<2, N>(codes, rows, halves);
+            let [a, b] = Self::registers::<0, N>(codes, inputs, halves.clone());
+            let [c, d] = Self::registers::<2, N>(codes, inputs, halves);
             [a, b, c, d]
         }
     }
@@ -56,14 +65,14 @@ impl<C: ReadCodes, const COARSE: bool> Bytes<C, COARSE> {
     #[inline(always)]
     unsafe fn registers<const FIRST: usize, const N: usize>(
         codes: &impl Steps,
-        rows: [*const i8; N],
+        Inputs { rows, both }: Inputs<N>,
         halves: Range<usize>,
     ) -> [[int32x4_t; N]; 2] {
         // SAFETY: the caller of `dots` guarantees this.
         unsafe {
             let parts = |part: usize| rows.map(|row| row.wrapping_add(part));
             let mut sums = [[[vdupq_n_s32(0); 2]; N]; 2];
-            if !COARSE || has_high_parts(rows) {
+            if !COARSE || both {
                 add_part::<C, FIRST, N>(codes, parts(0), halves.clone(), C::PAUSE, &mut sums);
                 sums = sums.map(|sums| sums.map(|sums| sums.map(|sum| shifted(sum))));
             }
@@ -109,19 +118,6 @@ unsafe fn add_part<C: ReadCodes, const FIRST: usize, const N: usize>(
     }
 }
 
-/// Returns whether any of the rows has a high part in its group.
-#[inline(always)]
-unsafe fn has_high_parts<const N: usize>(rows: [*const i8; N]) -> bool {
-    // SAFETY: the caller of `dots` guarantees this; the high parts are two registers.
-    unsafe {
-        let mut all = vdupq_n_s8(0);
-        for row in rows {
-            all = vorrq_s8(all, vorrq_s8(vld1q_s8(row), vld1q_s8(row.add(GROUP / 2))));
-        }
-        vmaxvq_u8(vreinterpretq_u8_s8(all)) != 0
-    }
-}
-
 /// Adds the products of bytes, those of the first eight to the first sum.
 #[inline(always)]
 unsafe fn add_products(sums: &mut [int16x8_t; 2], codes: int8x16_t, a: int8x16_t) {
@@ -160,12 +156,12 @@ impl<const COARSE: bool> Multiply for Fours<COARSE> {
     type Order = Stepwise;
 
     #[inline(always)]
-    unsafe fn dots<const N: usize>(codes: &impl Steps, rows: [*const i8; N], halves: Range<usize>) -> Dots<N> {
+    unsafe fn dots<const N: usize>(codes: &impl Steps, inputs: Inputs<N>, halves: Range<usize>) -> Dots<N> {
         // SAFETY: the caller guarantees this.
         unsafe {
             let zeros = [[vdupq_n_s32(0); N]; REGISTERS];
             let (mut high, mut low) = (zeros, zeros);
-            let both = !COARSE || has_high_parts(rows);
+            let (rows, both) = (inputs.rows, !COARSE || inputs.both);
             // Written out, because the compiler does not unroll every loop whose steps differ.
             macro_rules! steps {
                 ($($half:literal $lane:literal),*) => {$(
@@ -198,13 +194,13 @@ impl<const COARSE: bool> Multiply for Matrices<COARSE> {
     type Order = Paired;
 
     #[inline(always)]
-    unsafe fn dots<const N: usize>(codes: &impl Steps, rows: [*const i8; N], halves: Range<usize>) -> Dots<N> {
+    unsafe fn dots<const N: usize>(codes: &impl Steps, inputs: Inputs<N>, halves: Range<usize>) -> Dots<N> {
         const { assert!(N == 2) };
         // SAFETY: the caller guarantees this.
         unsafe {
             let zeros = [[vdupq_n_s32(0); 2]; REGISTERS];
             let (mut high, mut low) = (zeros, zeros);
-            let both = !COARSE || has_high_parts(rows);
+            let (rows, both) = (inputs.rows, !COARSE || inputs.both);
             for pair in halves.start * HALF / 2..halves.end * HALF / 2 {
                 let eight = |row: usize, part: usize| vld1_s8(rows[row].add(part + 8 * pair));
                 let upper = vcombine_s8(eight(0, 0), eight(1, 0));

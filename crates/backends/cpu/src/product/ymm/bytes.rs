@@ -7,6 +7,7 @@ use std::ops::Range;
 use super::four;
 use super::integers::{Dots, Way};
 use super::read::{Bytewise, ReadCodes, Steps, Stored};
+use super::tile::Group;
 use crate::rows::{GROUP, LOW_BITS};
 use crate::weights::STEPS;
 
@@ -20,11 +21,11 @@ pub(super) const fn coarse_rows(pause: usize) -> usize {
 
 /// Products of a group's codes with those of a few rows.
 pub(super) trait Multiply {
-    /// Returns the exact products of some steps of a group with rows whose group is at these addresses.
+    /// Returns the exact products of some steps of a group with the first rows.
     ///
     /// # Safety
-    /// The instruction set must be available, and each address must have [`ROW_BYTES`](super::ROW_BYTES) bytes.
-    unsafe fn dots<const N: usize>(codes: &impl Steps, rows: [*const u8; N], steps: Range<usize>) -> [[__m256i; N]; 2];
+    /// The instruction set must be available, and there must be so many rows.
+    unsafe fn dots<const N: usize>(codes: &impl Steps, rows: Group, steps: Range<usize>) -> [[__m256i; N]; 2];
 }
 
 /// Bytes times the high and the low parts, pairs of products in 16 bits. The sum of `PAUSE` products of parts of 8 bits does not
@@ -36,13 +37,14 @@ pub(super) struct Vnni<const COARSE: bool>;
 
 impl<const PAUSE: usize, const COARSE: bool> Multiply for Bytes<PAUSE, COARSE> {
     #[inline(always)]
-    unsafe fn dots<const N: usize>(codes: &impl Steps, rows: [*const u8; N], steps: Range<usize>) -> [[__m256i; N]; 2] {
+    unsafe fn dots<const N: usize>(codes: &impl Steps, first: Group, steps: Range<usize>) -> [[__m256i; N]; 2] {
         // SAFETY: the caller guarantees this.
         unsafe {
+            let rows: [_; N] = first.all_codes();
             let mut dots = [[_mm256_setzero_si256(); N]; 2];
             if COARSE {
                 add_bytes::<PAUSE, N>(codes, rows.map(|row| row.add(GROUP)), steps.clone(), 1, &mut dots);
-                for step in Outlying::of(rows, steps) {
+                for step in Bits::of(first.outlying::<N>(), steps) {
                     add_bytes::<PAUSE, N>(codes, rows, step..step + 1, 1 << LOW_BITS, &mut dots);
                 }
                 return dots;
@@ -113,26 +115,18 @@ unsafe fn add_pairs<const N: usize>(dots: &mut [[__m256i; N]; 2], sums: [[__m256
     }
 }
 
-/// The steps of coarse rows that have high parts, as bits.
-struct Outlying(u32);
+/// Bits of steps.
+struct Bits(u32);
 
-impl Outlying {
-    /// Returns those among some steps in which any of the rows has a high part.
+impl Bits {
+    /// Returns those of some steps that are set.
     #[inline(always)]
-    unsafe fn of<const N: usize>(rows: [*const u8; N], steps: Range<usize>) -> Self {
-        // SAFETY: the caller guarantees this; the high parts are a register, whose words are the steps.
-        let without = unsafe {
-            let mut all = _mm256_setzero_si256();
-            for row in rows {
-                all = _mm256_or_si256(all, _mm256_loadu_si256(row.cast()));
-            }
-            _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(all, _mm256_setzero_si256())))
-        };
-        Self(!(without as u32) & ((1 << steps.end) - (1 << steps.start)))
+    fn of(bits: u8, steps: Range<usize>) -> Self {
+        Self(u32::from(bits) & ((1 << steps.end) - (1 << steps.start)))
     }
 }
 
-impl Iterator for Outlying {
+impl Iterator for Bits {
     type Item = usize;
 
     #[inline(always)]
@@ -145,9 +139,10 @@ impl Iterator for Outlying {
 
 impl<const COARSE: bool> Multiply for Vnni<COARSE> {
     #[inline(always)]
-    unsafe fn dots<const N: usize>(codes: &impl Steps, rows: [*const u8; N], steps: Range<usize>) -> [[__m256i; N]; 2] {
+    unsafe fn dots<const N: usize>(codes: &impl Steps, first: Group, steps: Range<usize>) -> [[__m256i; N]; 2] {
         // SAFETY: the caller guarantees this.
         unsafe {
+            let rows: [_; N] = first.all_codes();
             let zeros = [[_mm256_setzero_si256(); N]; 2];
             let (mut high, mut low) = (zeros, zeros);
             for step in steps.clone() {
@@ -167,7 +162,7 @@ impl<const COARSE: bool> Multiply for Vnni<COARSE> {
                 }
             }
             if COARSE {
-                for step in Outlying::of(rows, steps) {
+                for step in Bits::of(first.outlying::<N>(), steps) {
                     let codes = codes.step(step);
                     for r in 0..N {
                         let a = four(rows[r], step);
@@ -215,7 +210,7 @@ struct ByteDots<S, M> {
 
 impl<S: Steps, M: Multiply> Dots for ByteDots<S, M> {
     #[inline(always)]
-    unsafe fn dots<const N: usize>(&self, rows: [*const u8; N], halves: Range<usize>) -> [[__m256i; N]; 2] {
+    unsafe fn dots<const N: usize>(&self, rows: Group, halves: Range<usize>) -> [[__m256i; N]; 2] {
         // SAFETY: the caller guarantees this.
         unsafe { M::dots(&self.codes, rows, halves.start * STEPS / 2..halves.end * STEPS / 2) }
     }

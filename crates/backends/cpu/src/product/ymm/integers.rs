@@ -11,11 +11,11 @@ use crate::weights::{Layout, PANEL};
 
 /// Exact products of a group's codes with those of a few rows.
 pub(super) trait Dots {
-    /// Returns the products of some halves of the inputs with rows whose group is at these addresses.
+    /// Returns the products of some halves of the inputs with the first rows.
     ///
     /// # Safety
-    /// The instruction set must be available, and each address must have [`ROW_BYTES`](super::ROW_BYTES) bytes.
-    unsafe fn dots<const N: usize>(&self, rows: [*const u8; N], halves: Range<usize>) -> [[__m256i; N]; 2];
+    /// The instruction set must be available, and there must be so many rows.
+    unsafe fn dots<const N: usize>(&self, rows: Group, halves: Range<usize>) -> [[__m256i; N]; 2];
 }
 
 /// A way to multiply codes.

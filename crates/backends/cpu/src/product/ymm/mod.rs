@@ -74,8 +74,14 @@ impl TileRows<'_> {
     fn first_group(&self) -> Group {
         let (codes, scales, sums) = self.input.from(self.first);
         let codes = self.words.map_or(codes.as_ptr().cast(), |words| words.as_ptr().cast());
-        let totals = self.input.totals_from(self.first).as_ptr();
-        Group { codes, scales: scales.as_ptr(), sums: sums.as_ptr(), totals, groups: self.input.cols / GROUP }
+        Group {
+            codes,
+            scales: scales.as_ptr(),
+            sums: sums.as_ptr(),
+            totals: self.input.totals_from(self.first).as_ptr(),
+            steps: self.input.steps_from(self.first).as_ptr(),
+            groups: self.input.cols / GROUP,
+        }
     }
 }
 

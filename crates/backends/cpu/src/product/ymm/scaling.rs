@@ -119,7 +119,7 @@ impl Scaling for Whole {
         // SAFETY: the caller guarantees this; arrays of a panel have two registers.
         unsafe {
             let [scales, minima] = group.block.0.get_unchecked(group.index % SUPER);
-            let dots: [[__m256i; N]; 2] = dots.dots(rows.all_codes(), 0..2);
+            let dots: [[__m256i; N]; 2] = dots.dots(rows, 0..2);
             for (r, result) in results.iter_mut().enumerate() {
                 let (own, total) = (_mm256_set1_ps(rows.scale(r)), _mm256_set1_ps(rows.sum(r)));
                 for (h, dots) in dots.iter().enumerate() {
@@ -202,7 +202,7 @@ unsafe fn dots_of_half<const HALF: usize, const N: usize>(
 ) -> [[__m256i; N]; 2] {
     // SAFETY: the caller guarantees this.
     unsafe {
-        let mut dots = dots.dots::<N>(rows.all_codes(), HALF..HALF + 1);
+        let mut dots = dots.dots::<N>(rows, HALF..HALF + 1);
         for r in 0..N {
             let offset = _mm256_set1_epi32(offset * rows.totals(r)[HALF]);
             for dots in &mut dots {

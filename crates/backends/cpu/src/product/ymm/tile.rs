@@ -15,6 +15,7 @@ pub(super) struct Group {
     pub(super) scales: *const f32,
     pub(super) sums: *const f32,
     pub(super) totals: *const [i32; 2],
+    pub(super) steps: *const u8,
     /// Number of groups of a row.
     pub(super) groups: usize,
 }
@@ -64,6 +65,20 @@ impl Group {
     pub(super) unsafe fn totals(self, row: usize) -> [i32; 2] {
         // SAFETY: the caller guarantees this.
         unsafe { self.totals.add(row * self.groups).read() }
+    }
+
+    /// Returns the steps in which any of the first rows has a high part, as bits.
+    ///
+    /// # Safety
+    /// There must be so many rows.
+    #[inline(always)]
+    pub(super) unsafe fn outlying<const N: usize>(self) -> u8 {
+        let mut all = 0;
+        for row in 0..N {
+            // SAFETY: the caller guarantees this.
+            all |= unsafe { self.steps.add(row * self.groups).read() };
+        }
+        all
     }
 
     /// Adds sums of products with the first rows, times the scales of both, to the results.
@@ -124,6 +139,7 @@ impl Group {
             scales: self.scales.wrapping_add(index),
             sums: self.sums.wrapping_add(index),
             totals: self.totals.wrapping_add(index),
+            steps: self.steps.wrapping_add(index),
             groups: self.groups,
         }
     }
@@ -136,6 +152,7 @@ impl Group {
             scales: self.scales.wrapping_add(row * self.groups),
             sums: self.sums.wrapping_add(row * self.groups),
             totals: self.totals.wrapping_add(row * self.groups),
+            steps: self.steps.wrapping_add(row * self.groups),
             groups: self.groups,
         }
     }

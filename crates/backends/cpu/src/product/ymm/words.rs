@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use super::integers::{Dots, Way};
 use super::read::{ReadCodes, Steps, Stored};
+use super::tile::Group;
 use super::{LANES, four};
 use crate::rows::GROUP;
 use crate::weights::STEPS;
@@ -282,8 +283,8 @@ struct Words<P>(P);
 
 impl<P: Pairs> Dots for Words<P> {
     #[inline(always)]
-    unsafe fn dots<const N: usize>(&self, rows: [*const u8; N], halves: Range<usize>) -> [[__m256i; N]; 2] {
+    unsafe fn dots<const N: usize>(&self, rows: Group, halves: Range<usize>) -> [[__m256i; N]; 2] {
         // SAFETY: the caller guarantees this.
-        unsafe { dots::<Avx2, N, P>(&self.0, rows, halves) }
+        unsafe { dots::<Avx2, N, P>(&self.0, rows.all_codes(), halves) }
     }
 }
