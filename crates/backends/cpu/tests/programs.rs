@@ -1,12 +1,12 @@
 //! Tests of whole programs on every instruction set of the machine: they are close to the exact f64 result of every op,
 //! and have the same bits however the sequences are divided into steps.
 
-use octavo_backend_candle::CandleBackend;
 use octavo_backend_cpu::{ActivationBits, CpuBackend, CpuConfig, Isa, KvDtype, WeightDtype};
 use octavo_ops::testing::suite::{Suite, models, real_sizes};
 use octavo_ops::testing::{
-    MemoryWeights, PagedBatches, Reference, Rounding, Scales, TestRng, TinyExperts, TinyLatent, TinyModel,
-    image_models, large_images, models_with_experts, models_with_latents, real_latents, text_models, windowed_texts,
+    MemoryWeights, PagedBatches, Reference, Rounding, Scales, TestRng, TinyLatent, TinyModel, experts_of_blocks,
+    image_models, large_images, latents_of_blocks, models_with_experts, models_with_latents, real_latents, text_models,
+    windowed_texts,
 };
 use octavo_ops::{Backend, HeadShape, KvGroup, KvScales, Program, StorageType};
 use proptest::prelude::*;
@@ -269,20 +269,10 @@ fn latents_of_real_sizes_are_near_the_naive_ones() {
     }
 }
 
-/// Returns a model whose heads have rows of whole super-blocks.
-fn quantised_latents(storage: StorageType) -> TinyModel {
-    let latent = TinyLatent { rank: 256, rotated: 32, content: 256, value: 64, query_rank: Some(256) };
-    latent.model(3, quantised(storage))
-}
-
 #[test]
-fn every_format_of_latents_means_what_candle_reads() {
-    let candle = || -> Box<dyn Backend> { Box::new(CandleBackend::new()) };
-    let candle = Suite { backend: &candle, worst: 0.0, mean: 0.0, logprobs: 0.0 };
+fn bits_of_latents_do_not_depend_on_the_batch_in_any_format() {
     for storage in StorageType::ALL.into_iter().filter(|storage| *storage != StorageType::Q2K) {
-        let model = quantised_latents(storage);
-        each(|suite| Suite { worst: 0.02, mean: 0.004, ..*suite }.near_other(&candle, &model, 20).unwrap());
-        each(|suite| suite.same_bits(&model, 7).unwrap());
+        each(|suite| suite.same_bits(&latents_of_blocks(storage), 7).unwrap());
     }
 }
 
@@ -371,64 +361,22 @@ fn scales_of_any_size_keep_the_meaning() {
     }
 }
 
-/// Returns a model whose shapes fit every format: rows of whole super-blocks, in odd numbers.
-fn quantised(storage: StorageType) -> TinyModel {
-    TinyModel {
-        vocab_size: 333,
-        hidden: 256,
-        inner: 512,
-        heads: HeadShape::new(4, 2, 64),
-        storage,
-        ..TinyModel::default()
-    }
-}
-
 #[test]
 fn bits_do_not_depend_on_the_batch_in_any_format() {
     for storage in StorageType::ALL {
         for tied in [true, false] {
-            each(|suite| suite.same_bits(&TinyModel { tied, ..quantised(storage) }, 7).unwrap());
-            each_with(COARSE, |suite| suite.same_bits(&TinyModel { tied, ..quantised(storage) }, 8).unwrap());
+            each(|suite| suite.same_bits(&TinyModel { tied, ..TinyModel::of_blocks(storage) }, 7).unwrap());
+            each_with(COARSE, |suite| {
+                suite.same_bits(&TinyModel { tied, ..TinyModel::of_blocks(storage) }, 8).unwrap()
+            });
         }
     }
 }
 
 #[test]
-fn every_format_means_what_candle_reads() {
-    let candle = || -> Box<dyn Backend> { Box::new(CandleBackend::new()) };
-    let candle = Suite { backend: &candle, worst: 0.0, mean: 0.0, logprobs: 0.0 };
-    for storage in StorageType::ALL {
-        // One format is converted to another; activations are rounded to bf16 if weights are bf16.
-        let is_kept = storage != StorageType::Q2K;
-        let (worst, mean) = if is_kept { (0.015, 0.003) } else { (0.15, 0.03) };
-        each(|suite| Suite { worst, mean, ..*suite }.near_other(&candle, &quantised(storage), 20).unwrap());
-        let (worst, mean) = (worst.max(0.06), mean.max(0.012));
-        each_with(COARSE, |suite| {
-            Suite { worst, mean, ..*suite }.near_other(&candle, &quantised(storage), 20).unwrap()
-        });
-    }
-}
-
-/// Returns such a model with experts, of which each token uses so many of five.
-fn quantised_experts(storage: StorageType, chosen: usize) -> TinyModel {
-    TinyModel { experts: Some(TinyExperts { chosen, ..TinyExperts::default() }), ..quantised(storage) }
-}
-
-#[test]
 fn bits_of_experts_do_not_depend_on_the_batch_in_any_format() {
     for storage in StorageType::ALL {
-        each(|suite| suite.same_bits(&quantised_experts(storage, 2), 7).unwrap());
-    }
-}
-
-#[test]
-fn every_format_of_experts_means_what_candle_reads() {
-    let candle = || -> Box<dyn Backend> { Box::new(CandleBackend::new()) };
-    let candle = Suite { backend: &candle, worst: 0.0, mean: 0.0, logprobs: 0.0 };
-    for storage in StorageType::ALL.into_iter().filter(|storage| *storage != StorageType::Q2K) {
-        // Every expert is chosen, since the rounding of activations may change a choice.
-        let model = quantised_experts(storage, 5);
-        each(|suite| Suite { worst: 0.015, mean: 0.003, ..*suite }.near_other(&candle, &model, 20).unwrap());
+        each(|suite| suite.same_bits(&experts_of_blocks(storage, 2), 7).unwrap());
     }
 }
 
@@ -441,7 +389,7 @@ fn unfit_adapters_are_errors_and_adapters_end_with_their_program() {
 #[test]
 fn bits_of_adapters_do_not_depend_on_the_batch_at_real_sizes() {
     for storage in [StorageType::F32, StorageType::BF16, StorageType::Q4_1] {
-        each(|suite| suite.same_bits_adapted(&quantised(storage), 9).unwrap());
+        each(|suite| suite.same_bits_adapted(&TinyModel::of_blocks(storage), 9).unwrap());
     }
 }
 
@@ -465,8 +413,8 @@ fn bits_do_not_depend_on_the_number_of_threads() {
         one.near_other(&five, &many_latents(), tokens).unwrap();
     }
     for storage in [StorageType::F32, StorageType::BF16, StorageType::Q4_1] {
-        one.near_other(&five, &quantised(storage), 40).unwrap();
-        one.near_other(&five, &quantised_experts(storage, 2), 40).unwrap();
+        one.near_other(&five, &TinyModel::of_blocks(storage), 40).unwrap();
+        one.near_other(&five, &experts_of_blocks(storage, 2), 40).unwrap();
     }
 }
 
@@ -480,7 +428,7 @@ fn the_contract_is_kept() {
 #[test]
 fn what_is_no_number_reaches_no_row_before_it() {
     for config in [BF16, INT8, FP8] {
-        for model in [quantised(StorageType::F32), quantised_latents(StorageType::F32)] {
+        for model in [TinyModel::of_blocks(StorageType::F32), latents_of_blocks(StorageType::F32)] {
             each_with(config, |suite| suite.what_is_no_number_reaches_no_row_before_it(&model));
         }
     }

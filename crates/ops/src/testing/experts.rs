@@ -11,7 +11,7 @@ use super::suite::models;
 use crate::experts::LEAST_SUM;
 use crate::{
     BufferId, ExpertGroups, ExpertLinear, ExpertSum, GateRows, Glu, GroupScore, Linear, Op, Route, RouteScores, Rows,
-    Slab, TensorData, WeightId, WeightPart,
+    Slab, StorageType, TensorData, WeightId, WeightPart,
 };
 
 /// A mixture of experts in the place of the MLP of every layer.
@@ -225,6 +225,11 @@ pub(super) fn expert_sum(op: &ExpertSum, input: &Values, routing: &Values) -> Va
         (0..cols).map(|col| f64::from(op.scale) * weighted(col)).collect()
     };
     routing.iter().enumerate().map(sum).collect()
+}
+
+/// Returns a model whose experts have rows of whole super-blocks, of which each token uses so many of five.
+pub fn experts_of_blocks(storage: StorageType, chosen: usize) -> TinyModel {
+    TinyModel { experts: Some(TinyExperts { chosen, ..TinyExperts::default() }), ..TinyModel::of_blocks(storage) }
 }
 
 /// Generates models with mixtures of experts of every kind.

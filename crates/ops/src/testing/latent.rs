@@ -6,7 +6,9 @@ use super::TinyModel;
 use super::math::{Rows as Values, dot, normalise, rotate};
 use super::model::Build;
 use super::suite::models;
-use crate::{BufferId, HeadLinear, HeadShape, LatentPost, NormKind, Op, Residual, Rope, RopeStyle, Rows, WeightId};
+use crate::{
+    BufferId, HeadLinear, HeadShape, LatentPost, NormKind, Op, Residual, Rope, RopeStyle, Rows, StorageType, WeightId,
+};
 
 /// Sizes of latent attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,6 +126,12 @@ pub fn models_with_latents() -> impl Strategy<Value = TinyModel> {
     (models(), sizes, 1usize..7).prop_map(|(model, (rank, pairs, content, value, query_rank), heads)| {
         TinyLatent { rank, rotated: 2 * pairs, content, value, query_rank }.model(heads, model)
     })
+}
+
+/// Returns a model whose heads have rows of whole super-blocks.
+pub fn latents_of_blocks(storage: StorageType) -> TinyModel {
+    let latent = TinyLatent { rank: 256, rotated: 32, content: 256, value: 64, query_rank: Some(256) };
+    latent.model(3, TinyModel::of_blocks(storage))
 }
 
 /// Returns one layer with the head sizes of DeepSeek-V2 and so many heads.

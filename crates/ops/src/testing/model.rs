@@ -150,6 +150,12 @@ impl Default for TinyModel {
 }
 
 impl TinyModel {
+    /// Returns a model whose shapes fit every storage type: rows of whole super-blocks, in odd numbers.
+    pub fn of_blocks(storage: StorageType) -> Self {
+        let heads = HeadShape::new(4, 2, 64);
+        Self { vocab_size: 333, hidden: 256, inner: 512, heads, storage, ..Self::default() }
+    }
+
     /// Returns the program and its weights.
     pub fn build(&self) -> Result<(Program, MemoryWeights), ProgramError> {
         Build::new(self).finish()
