@@ -351,9 +351,12 @@ impl Forward<'_> {
         let norm = rows::Norm { kind: op.kind, weight: &op.weight, bias: op.bias.as_deref(), eps: op.eps };
         let in_place = op.out == op.input || add == Some(op.out);
         let plain = op.plain || !scratch.lora.is_idle();
-        worker.share(self.count(op.out), |row| {
+        let count = self.count(op.out);
+        worker.share(count, |row| {
             let span = out.span(row);
-            out.prefetch_forms(out.span(row + 1));
+            if row + 1 < count {
+                out.prefetch_forms(out.span(row + 1));
+            }
             // SAFETY: the caller guarantees this; the row belongs to this thread in every buffer.
             let (x, after) = unsafe {
                 match (op.add, residual) {

@@ -14,6 +14,8 @@ mod levels;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod numbers;
+#[cfg(target_arch = "x86_64")]
+mod outlying;
 mod output;
 #[cfg(target_arch = "x86_64")]
 mod pairs;

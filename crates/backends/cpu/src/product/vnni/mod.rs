@@ -7,6 +7,7 @@ mod tile;
 
 use std::arch::x86_64::*;
 
+use super::outlying::outlying;
 use super::pairs::{BLOCK_PANELS, Results, store};
 use super::read::{
     E2m1, Eight, Five, Fixed, Four, Halves, Iq4, Packed, Pair, Power, ReadCodes, ReadScales, Signed, Six, Super, Two,
@@ -148,17 +149,6 @@ unsafe fn multiply<C: ReadCodes, S: ReadScales, const ROWS: usize, const COARSE:
     }
     // SAFETY: the instruction set is available.
     unsafe { store(sums, 0, results) };
-}
-
-/// Returns the steps of a group in which any of the rows has a high part, as bits. Those of the rows are `stride` bytes apart.
-#[inline(always)]
-unsafe fn outlying<const ROWS: usize>(rows: *const u8, stride: usize) -> u32 {
-    let mut all = 0;
-    for r in 0..ROWS {
-        // SAFETY: the caller guarantees that there are the rows.
-        all |= unsafe { *rows.add(r * stride) };
-    }
-    u32::from(all)
 }
 
 /// Adds the products of some steps of a group with the low parts and, with `BOTH`, the high parts. The steps are written out, with

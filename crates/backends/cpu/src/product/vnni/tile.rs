@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use super::*;
 use crate::memory::LINE;
+use crate::product::outlying::Bits;
 use crate::product::pairs::{PanelPair, Sums, load, row_blocks};
 use crate::weights::Part;
 
@@ -409,23 +410,17 @@ unsafe fn dots<const N: usize, const COARSE: bool>(
     unsafe {
         let mut sums = [plus; BLOCK_PANELS];
         if COARSE {
-            let mut steps = outlying::<N>(block.steps, block.groups) & ((1 << end) - (1 << first));
-            if steps != 0 {
-                if block.narrow {
-                    while steps != 0 {
-                        let step = steps.trailing_zeros() as usize;
-                        add_step::<N, { LOW_BITS }>(&mut sums, group, step, block, 4 * step);
-                        steps &= steps - 1;
-                    }
-                } else {
-                    sums = [[_mm512_setzero_si512(); N]; BLOCK_PANELS];
-                    while steps != 0 {
-                        let step = steps.trailing_zeros() as usize;
-                        add_step::<N, 0>(&mut sums, group, step, block, 4 * step);
-                        steps &= steps - 1;
-                    }
-                    shift(&mut sums, plus);
+            let steps = Bits::of(outlying::<N>(block.steps, block.groups), first..end);
+            if block.narrow {
+                for step in steps {
+                    add_step::<N, { LOW_BITS }>(&mut sums, group, step, block, 4 * step);
                 }
+            } else if !steps.is_empty() {
+                sums = [[_mm512_setzero_si512(); N]; BLOCK_PANELS];
+                for step in steps {
+                    add_step::<N, 0>(&mut sums, group, step, block, 4 * step);
+                }
+                shift(&mut sums, plus);
             }
         } else {
             sums = [[_mm512_setzero_si512(); N]; BLOCK_PANELS];

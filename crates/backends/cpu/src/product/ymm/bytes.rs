@@ -8,6 +8,7 @@ use super::four;
 use super::integers::{Dots, Way};
 use super::read::{Bytewise, ReadCodes, Steps, Stored};
 use super::tile::Group;
+use crate::product::outlying::Bits;
 use crate::rows::{GROUP, LOW_BITS};
 use crate::weights::STEPS;
 
@@ -112,28 +113,6 @@ unsafe fn add_pairs<const N: usize>(dots: &mut [[__m256i; N]; 2], sums: [[__m256
                 dots[h][r] = _mm256_add_epi32(dots[h][r], products);
             }
         }
-    }
-}
-
-/// Bits of steps.
-struct Bits(u32);
-
-impl Bits {
-    /// Returns those of some steps that are set.
-    #[inline(always)]
-    fn of(bits: u8, steps: Range<usize>) -> Self {
-        Self(u32::from(bits) & ((1 << steps.end) - (1 << steps.start)))
-    }
-}
-
-impl Iterator for Bits {
-    type Item = usize;
-
-    #[inline(always)]
-    fn next(&mut self) -> Option<usize> {
-        let step = (self.0 != 0).then(|| self.0.trailing_zeros() as usize)?;
-        self.0 &= self.0 - 1;
-        Some(step)
     }
 }
 

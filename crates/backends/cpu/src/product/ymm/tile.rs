@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::read::Ahead;
 use super::{LANES, ROW_BYTES, TileRows};
+use crate::product::outlying::outlying;
 use crate::weights::{Layout, PANEL};
 
 /// A group of a few rows: the places of the first row's. It has no references because the compiler would keep arrays of
@@ -73,12 +74,8 @@ impl Group {
     /// There must be so many rows.
     #[inline(always)]
     pub(super) unsafe fn outlying<const N: usize>(self) -> u8 {
-        let mut all = 0;
-        for row in 0..N {
-            // SAFETY: the caller guarantees this.
-            all |= unsafe { self.steps.add(row * self.groups).read() };
-        }
-        all
+        // SAFETY: the caller guarantees this.
+        unsafe { outlying::<N>(self.steps, self.groups) }
     }
 
     /// Adds sums of products with the first rows, times the scales of both, to the results.
