@@ -59,7 +59,7 @@ const char* setting(const char* name, const char* fallback) {
 const std::vector<Device>& devices() {
     static const std::vector<Device> all = [] {
         std::vector<Device> found;
-        const char* usual = "Emulated H200:90:1024,Emulated L40S:89:1024,Emulated V100:70:1024,Emulated P100:60:1024,Small H200:90:8,Emulated T4:75:1024";
+        const char* usual = "Emulated H200:90:1024,Emulated L40S:89:1024,Emulated V100:70:1024,Emulated P100:60:1024,Small H200:90:8,Emulated T4:75:1024,Emulated H100:90:1024";
         std::string text = setting("OCTAVO_STANDIN_DEVICES", usual);
         for (size_t at = 0; at < text.size();) {
             size_t end = std::min(text.find(',', at), text.size());

@@ -37,6 +37,9 @@ pub mod devices {
     pub const SMALL: usize = 4;
     /// A device with sm_75 and 1 GiB, and with less shared memory than older chips.
     pub const T4: usize = 5;
+    /// A device with sm_90 and 1 GiB that only one test at a time may open. The memory in use is that of all threads, so
+    /// a test that compares what is free at two times must not share the device.
+    pub const H100: usize = 6;
 }
 
 /// The stand-in's libraries and their sources.

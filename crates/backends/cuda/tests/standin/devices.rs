@@ -25,7 +25,7 @@ fn what_cannot_be_used_is_said() {
         error(P100).to_string(),
         "Emulated P100 is too old: its compute capability is 6.0, but 7.0 is needed (Volta or later)"
     );
-    assert_eq!(error(9), Unavailable::NoSuchDevice { wanted: 9, found: 6 });
+    assert_eq!(error(9), Unavailable::NoSuchDevice { wanted: 9, found: 7 });
 }
 
 #[test]
@@ -33,7 +33,15 @@ fn a_report_tells_devices_and_libraries() {
     let report = probe(&[standin()]);
     assert_eq!(report.driver.as_ref().unwrap().to_string(), "13.0");
     let names: Vec<_> = report.devices.iter().map(|device| device.name.as_str()).collect();
-    let expected = ["Emulated H200", "Emulated L40S", "Emulated V100", "Emulated P100", "Small H200", "Emulated T4"];
+    let expected = [
+        "Emulated H200",
+        "Emulated L40S",
+        "Emulated V100",
+        "Emulated P100",
+        "Small H200",
+        "Emulated T4",
+        "Emulated H100",
+    ];
     assert_eq!(names, expected);
     assert_eq!(report.usable(V100).unwrap().chip.arch(), "sm_70");
     assert!(matches!(report.usable(P100), Err(Unavailable::OldChip { .. })));

@@ -1,7 +1,7 @@
 //! Tests of image encoders and of decoders that take their rows.
 
 use octavo_backend_cuda::testing::Control;
-use octavo_backend_cuda::testing::devices::H200;
+use octavo_backend_cuda::testing::devices::{H100, H200};
 use octavo_backend_cuda::{CudaConfig, Dtype, Memory};
 use octavo_ops::testing::{ImageModel, Rounding, TinyEncoder, image_models, large_images};
 use octavo_ops::{Backend, BackendError};
@@ -96,7 +96,7 @@ fn an_encoder_takes_its_memory_from_that_of_the_kv_cache() {
     let model = large_images();
     let (decoder, decoder_weights) = model.decoder.build().unwrap();
     let (encoder, encoder_weights) = model.encoder.build().unwrap();
-    let mut backend = open(CudaConfig { memory: Memory::Share(0.9), ..config() });
+    let mut backend = open(CudaConfig { device: H100, memory: Memory::Share(0.9), ..config() });
     backend.load(&decoder, &decoder_weights, &mut |_| {}).unwrap();
     let (kv, weights, steps) = (backend.kv_bytes(), backend.weight_bytes(), backend.step_bytes());
     backend.load_encoder(&encoder, &encoder_weights, &mut |_| {}).unwrap();
