@@ -262,6 +262,21 @@ impl LayerCache {
         }
     }
 
+    /// Prefetches the lines to which a head's key and value are written in a slot: one for each word of the key and for each chunk of
+    /// the value.
+    pub(crate) fn prefetch(&self, slot: u32, head: usize) {
+        let (block, slot) = (slot as usize / BLOCK, slot as usize % BLOCK);
+        let keys = self.layer.at(block, head);
+        let values = keys + self.layer.key_words();
+        for word in (0..self.layer.key_words()).step_by(BLOCK) {
+            self.data.prefetch(keys + word, 1);
+        }
+        let in_a_word = self.layer.dtype.in_a_word();
+        for chunk in (0..self.layer.value_words()).step_by(BLOCK / in_a_word * CHUNK) {
+            self.data.prefetch(values + chunk + slot / in_a_word * CHUNK, 1);
+        }
+    }
+
     /// Returns the parts of a head's block that contain a slot, and its index in them.
     ///
     /// # Safety

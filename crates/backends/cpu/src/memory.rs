@@ -231,8 +231,10 @@ impl<T: Plain> Shared<T> {
     }
 }
 
-/// Prefetches a line into the first-level cache.
-fn prefetch<T>(line: *const T) {
+/// Prefetches a line into the first-level cache. It occupies one of the few places for misses of that cache until memory has
+/// answered, for which reads then have to wait: this is for lines that come soon or are few.
+#[inline(always)]
+pub(crate) fn prefetch<T>(line: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch is a hint and may have any address.
     unsafe {
@@ -246,6 +248,18 @@ fn prefetch<T>(line: *const T) {
     }
     #[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
     let _ = line;
+}
+
+/// Prefetches a line into the second-level cache. This is for weights and values, which follow each other faster than memory
+/// answers.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(crate) fn prefetch_far<T>(line: *const T) {
+    // SAFETY: a prefetch is a hint and may have any address.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(line.cast());
+    }
 }
 
 #[cfg(test)]

@@ -41,13 +41,21 @@ impl Forward<'_> {
         // A norm over all heads needs all of them in one task.
         let together = op.norm.as_ref().is_some_and(|norm| norm.spans_heads(op.heads));
         let parts = if together { 1 } else { op.heads.kv };
-        worker.share(scratch.blocks.len() * parts, |task| {
-            let (run, part) = (scratch.blocks[task / parts], task % parts);
-            let heads = if together { 0..op.heads.kv } else { part..part + 1 };
+        let tasks = scratch.blocks.len() * parts;
+        let of_task = |task: usize| {
+            let heads = if together { 0..op.heads.kv } else { task % parts..task % parts + 1 };
+            (scratch.blocks[task / parts], heads)
+        };
+        worker.share(tasks, |task| {
+            let (run, heads) = of_task(task);
             let end = run.first + run.count;
             for row in run.first..end {
                 if row + 1 < end {
                     post.prefetch(row + 1, &heads);
+                } else if task + 1 < tasks {
+                    let (next, heads) = of_task(task + 1);
+                    post.prefetch(next.first, &heads);
+                    post.prefetch_cache(next.first, heads);
                 }
                 // SAFETY: the caller guarantees this; a run's rows and its block belong to this thread for these heads.
                 unsafe { post.row(row, heads.clone()) };
@@ -121,6 +129,11 @@ impl QkvPost<'_> {
         let spans = self.spans(row, heads);
         spans.iter().for_each(|span| self.input.prefetch(*span));
         self.out.prefetch(spans[0]);
+    }
+
+    /// Prefetches the places in the cache to which some KV heads of a row are written.
+    fn prefetch_cache(&self, row: usize, heads: Range<usize>) {
+        heads.for_each(|head| self.cache.prefetch(self.slots[row], head));
     }
 
     /// Processes some KV heads of a row, and the query heads that share them.

@@ -9,6 +9,7 @@ use super::wide::weigh_with;
 use super::{Block, KEYS, ROWS};
 use crate::Isa;
 use crate::kv::{BLOCK, CHUNK};
+use crate::memory::{prefetch, prefetch_far};
 use crate::product::bf16::pairs;
 
 /// Computes attention of up to [`ROWS`] rows in bf16.
@@ -118,8 +119,8 @@ unsafe fn score_some<const R: usize, const N: usize, const B: usize>(
     for (pair, q) in q.iter().enumerate() {
         if R <= FEW_ROWS {
             let line = pair * BLOCK;
-            _mm_prefetch::<_MM_HINT_T0>(later_keys.as_ptr().wrapping_add(line).cast());
-            _mm_prefetch::<_MM_HINT_T0>(values.as_ptr().wrapping_add(line).cast());
+            prefetch(later_keys.as_ptr().wrapping_add(line));
+            prefetch_far(values.as_ptr().wrapping_add(line));
         }
         // SAFETY: every block has a register of words for this pair, and there are so many rows, as asserted.
         unsafe {

@@ -4,7 +4,7 @@
 use std::arch::x86_64::*;
 
 use super::pairs::{BLOCK_PANELS, Results, store};
-use crate::memory::LINE;
+use crate::memory::{LINE, prefetch_far};
 use crate::rows::GROUP;
 use crate::weights::PANEL;
 
@@ -42,9 +42,7 @@ impl Stored {
     /// Prefetches the data `panels` panels after this pair.
     #[inline]
     fn prefetch(self, pair: usize, panels: usize) {
-        let at = self.at.wrapping_add(pair * LINE + panels * self.bytes);
-        // SAFETY: a prefetch is a hint and may have any address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+        prefetch_far(self.at.wrapping_add(pair * LINE + panels * self.bytes));
     }
 }
 

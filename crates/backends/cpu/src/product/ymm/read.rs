@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
 use super::scaling::{Factors, Numbers, Scaling, Whole};
-use crate::memory::LINE;
+use crate::memory::{LINE, prefetch, prefetch_far};
 use crate::weights::{Codes, E2M1_CODES, E2M1_OFFSET, HALVES_OFFSET, IQ4_CODES, Layout, STEPS};
 
 /// Codes of a group of a panel as bytes, by step: four inputs of sixteen output rows.
@@ -268,12 +268,22 @@ impl Ahead {
     /// Prefetches the next part, which has so many lines: a constant, so that there is no loop.
     #[inline(always)]
     pub(in super::super) fn prefetch(&mut self, lines: usize) {
+        self.next_part(lines, prefetch_far);
+    }
+
+    /// Does the same where a part is multiplied with so many rows that memory has answered before the next one is asked for.
+    #[inline(always)]
+    pub(in super::super) fn prefetch_near(&mut self, lines: usize) {
+        self.next_part(lines, prefetch);
+    }
+
+    #[inline(always)]
+    fn next_part(&mut self, lines: usize, prefetch: impl Fn(*const u8)) {
         if self.bytes == 0 {
             return;
         }
         for line in 0..lines {
-            // SAFETY: a prefetch is a hint and may have any address.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.next.wrapping_add(line * LINE).cast()) };
+            prefetch(self.next.wrapping_add(line * LINE));
         }
         self.next = self.next.wrapping_add(self.bytes);
     }

@@ -290,7 +290,7 @@ unsafe fn multiply_many<P: Panel, const ROWS: usize>(
         unsafe {
             panel.read_scales(groups.clone(), &mut scales);
             for index in groups {
-                ahead.prefetch(P::LINES);
+                ahead.prefetch_near(P::LINES);
                 let group = panel.unpack(index, &scales, &mut unpacked);
                 multiply_group::<ROWS>(&group, rows.group(index), results);
             }
