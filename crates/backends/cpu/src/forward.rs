@@ -10,7 +10,7 @@ use octavo_ops::{
 
 use crate::Isa;
 use crate::activation::{Activation, Rows, Span, TILE};
-use crate::attention::{Attention, Run};
+use crate::attention::{Attention, Run, Task};
 use crate::experts::Routing;
 use crate::kv::{BLOCK, KvCache, LayerCache};
 use crate::loaded::Copies;
@@ -437,15 +437,20 @@ impl Forward<'_> {
         };
         let heads = op.heads.kv;
         let parts = attention.parts(runs.len(), worker.threads());
-        worker.share(runs.len() * heads * parts, |task| {
-            let (task, part) = (task / parts, task % parts);
+        let task = |index: usize| {
+            let (task, part) = (index / parts, index % parts);
             // The keys of one head of a large image fit a cache that those of all heads exceed.
             let (run, head) = match op.sight {
                 Sight::Causal | Sight::Spans => (task / heads, task % heads),
                 Sight::Both => (task % runs.len(), task / runs.len()),
             };
+            Task { run: runs[run], head, heads: attention.part(head, part, parts) }
+        };
+        let tasks = runs.len() * heads * parts;
+        worker.share(tasks, |index| {
+            let next = (index + 1 < tasks).then(|| task(index + 1));
             // SAFETY: the caller guarantees this; each part of a head of a run is taken by one thread.
-            unsafe { attention.run(self.isa, runs[run], head, attention.part(head, part, parts)) };
+            unsafe { attention.run(self.isa, task(index), next) };
         });
     }
 

@@ -277,6 +277,15 @@ impl LayerCache {
         }
     }
 
+    /// Prefetches what attention reads first of a head's block: the keys, or all of it if it is widened.
+    pub(crate) fn prefetch_block(&self, block: u32, head: usize) {
+        let words = match self.layer.dtype {
+            KvDtype::Bf16 => self.layer.key_words(),
+            KvDtype::Int8 | KvDtype::Fp8 => self.layer.head_words(),
+        };
+        self.data.prefetch_far(self.layer.at(block as usize, head), words);
+    }
+
     /// Returns the parts of a head's block that contain a slot, and its index in them.
     ///
     /// # Safety

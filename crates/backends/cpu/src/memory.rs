@@ -215,6 +215,13 @@ impl<T: Plain> Shared<T> {
         }
     }
 
+    /// Prefetches the elements `from .. from + len` into the second-level cache.
+    pub(crate) fn prefetch_far(&self, from: usize, len: usize) {
+        for at in (0..len).step_by(LINE / size_of::<T>()) {
+            prefetch_far(self.start.wrapping_add(from + at));
+        }
+    }
+
     /// Returns all elements for reading.
     ///
     /// # Safety
@@ -250,16 +257,23 @@ pub(crate) fn prefetch<T>(line: *const T) {
     let _ = line;
 }
 
-/// Prefetches a line into the second-level cache. This is for weights and values, which follow each other faster than memory
+/// Prefetches a line into the second-level cache. This is for weights, keys and values, which follow each other faster than memory
 /// answers.
-#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(crate) fn prefetch_far<T>(line: *const T) {
+    #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch is a hint and may have any address.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T1>(line.cast());
     }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!("prfm pldl2keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
+    let _ = line;
 }
 
 #[cfg(test)]

@@ -38,13 +38,6 @@ pub(super) unsafe fn attend(block: Block<'_>) {
 unsafe fn rows<const R: usize>(block: Block<'_>) {
     // There is room for more rows in bf16 than there are.
     let q = queries::<_, R>(&block.narrow_q[..block.q.len()], block.sees.len());
-    let by_pair = &mut block.by_pair.as_chunks_mut::<R>().0[..q[0].len() / 2];
-    for (pair, words) in by_pair.iter_mut().enumerate() {
-        for (word, q) in words.iter_mut().zip(q) {
-            *word = u32::from(q[2 * pair]) | u32::from(q[2 * pair + 1]) << 16;
-        }
-    }
-    let q = &*by_pair;
     // SAFETY: the caller guarantees this; weights have room for a tile, and the output has as many chunks as a value.
     unsafe {
         walk!(
@@ -52,7 +45,7 @@ unsafe fn rows<const R: usize>(block: Block<'_>) {
             block,
             R,
             if R <= FEW_ROWS { 1 } else { 2 },
-            |keys: &[&[u32]], ahead, weights, at| score(q, keys, ahead, weights, at),
+            |keys: &[&[u32]], ahead, weights, at| score(&q, keys, ahead, weights, at),
             |weights: &mut _, len, running: &mut _| weigh_rows(weights, len, running),
             |scores: &[f32], narrow: &mut [u16; KEYS]| narrow_weights(scores, narrow),
             |values: &[&[u32]], _: &[[f32; KEYS]; ROWS], narrow, at, fades: &[f32; R], count, out| gather(
@@ -63,11 +56,11 @@ unsafe fn rows<const R: usize>(block: Block<'_>) {
 }
 
 /// Writes the rows' scores with the sixteen keys of one or two blocks to `weights[..][at..]`, one pair of dimensions after the
-/// other. `q` are the queries by pair.
+/// other.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn score<const R: usize>(
-    q: &[[u32; R]],
+    q: &[&[u16]; R],
     keys: &[&[u32]],
     ahead: (&[u32], &[u32]),
     weights: &mut [[f32; KEYS]; ROWS],
@@ -105,7 +98,7 @@ unsafe fn score<const R: usize>(
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn score_some<const R: usize, const N: usize, const B: usize>(
-    q: &[[u32; R]],
+    q: &[&[u16]; R],
     from: usize,
     keys: [&[u32]; B],
     (later_keys, values): (&[u32], &[u32]),
@@ -114,9 +107,10 @@ unsafe fn score_some<const R: usize, const N: usize, const B: usize>(
 ) {
     let keys = keys.map(|keys| keys.as_chunks::<BLOCK>().0);
     assert!(from + N <= R && weights.len() >= N && at + B * BLOCK <= KEYS);
-    assert!(keys.iter().all(|keys| keys.len() >= q.len()));
+    let steps = q[0].len() / 2;
+    assert!(keys.iter().all(|keys| keys.len() >= steps) && q.iter().all(|q| q.len() >= 2 * steps));
     let mut sums = [[_mm512_setzero_ps(); N]; B];
-    for (pair, q) in q.iter().enumerate() {
+    for pair in 0..steps {
         if R <= FEW_ROWS {
             let line = pair * BLOCK;
             prefetch(later_keys.as_ptr().wrapping_add(line));
@@ -129,7 +123,8 @@ unsafe fn score_some<const R: usize, const N: usize, const B: usize>(
                 words[b] = _mm512_loadu_si512(keys[b].as_ptr().add(pair).cast());
             }
             for r in 0..N {
-                let q = pairs(_mm512_set1_epi32(q.get_unchecked(from + r).cast_signed()));
+                let q = q[from + r].as_ptr().cast::<i32>().add(pair).read_unaligned();
+                let q = pairs(_mm512_set1_epi32(q));
                 for b in 0..B {
                     sums[b][r] = _mm512_dpbf16_ps(sums[b][r], pairs(words[b]), q);
                 }

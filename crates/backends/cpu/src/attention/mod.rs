@@ -69,6 +69,15 @@ pub(crate) struct Run {
     pub(crate) len: usize,
 }
 
+/// Some of the query heads that share a KV head, for the rows of a run.
+pub(crate) struct Task {
+    pub(crate) run: Run,
+    /// The KV head.
+    pub(crate) head: usize,
+    /// The query heads.
+    pub(crate) heads: Range<usize>,
+}
+
 /// Returns the number of rows that the kernel processes at once: in f32 they need more registers.
 fn most_rows(isa: Isa) -> usize {
     if isa.attends_in_bf16() { ROWS } else { ROWS / 2 }
@@ -95,9 +104,6 @@ pub(crate) struct Block<'a> {
     /// Queries in bf16, for instruction sets that multiply bf16.
     #[cfg(target_arch = "x86_64")]
     narrow_q: &'a [u16],
-    /// Scratch memory for the queries in bf16 by pair of dimensions.
-    #[cfg(target_arch = "x86_64")]
-    by_pair: &'a mut [u32],
     /// First and last position that each row sees.
     sees: &'a [(usize, usize)],
     /// State of each row before its first key.
@@ -118,6 +124,8 @@ pub(crate) struct Keys<'a> {
     table: &'a [u32],
     head: usize,
     len: usize,
+    /// Blocks and head of the keys that the thread is likely to read after these.
+    next: (&'a [u32], usize),
     widened: &'a mut Widened,
 }
 
@@ -200,6 +208,17 @@ impl Keys<'_> {
         (block.keys, if value_words == 0 { block.values } else { values })
     }
 
+    /// Prefetches a block that is read after a tile. After `last`, blocks count from those that are read next.
+    fn prefetch(&self, block: usize, last: usize) {
+        let ((table, head), index) = match block.checked_sub(last + 1) {
+            None => ((self.table, self.head), block),
+            Some(after) => (self.next, after),
+        };
+        if let Some(&block) = table.get(index) {
+            self.cache.prefetch_block(block, head);
+        }
+    }
+
     /// Returns the factors of the scores and of the weights of the current tile, if there are any.
     fn scales(&self) -> Option<(&[f32; KEYS], &[f32; KEYS])> {
         match self.cache.dtype() {
@@ -270,8 +289,6 @@ fn chunk_of(values: &[u32], chunk: usize) -> &[[u32; CHUNK]; BLOCK / 2] {
 struct Scratch {
     q: Lines<f32>,
     narrow_q: Lines<u16>,
-    #[cfg(target_arch = "x86_64")]
-    by_pair: Lines<u32>,
     out: Lines<f32>,
     partial: Lines<u32>,
     weights: Box<[[f32; KEYS]; ROWS]>,
@@ -285,8 +302,6 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch {
         q: Lines::default(),
         narrow_q: Lines::default(),
-        #[cfg(target_arch = "x86_64")]
-        by_pair: Lines::default(),
         out: Lines::default(),
         partial: Lines::default(),
         weights: Box::new([[0.0; KEYS]; ROWS]),
@@ -303,8 +318,6 @@ impl Scratch {
         let (padded, chunked) = row_widths(cache.heads());
         self.q.reserve_zeroed(ROWS * padded);
         self.narrow_q.reserve_zeroed(ROWS * padded);
-        #[cfg(target_arch = "x86_64")]
-        self.by_pair.reserve_zeroed(ROWS * padded / 2);
         self.out.reserve_zeroed(ROWS * chunked);
         self.partial.reserve_zeroed(chunked * BLOCK / 2);
         let (keys, values) = Keys::widened_words(cache);
@@ -342,12 +355,20 @@ impl Attention<'_> {
         start(part)..start(part + 1)
     }
 
-    /// Computes some of the query heads of one KV head of a run.
+    /// Returns the blocks that a task reads, in order, and its KV head.
+    fn read_by(&self, task: &Task) -> (&[u32], usize) {
+        let first = self.sees(task.run, 0).0 / KEYS * (KEYS / BLOCK);
+        let blocks = self.tables.row(task.run.sequence).get(first..task.run.len.div_ceil(BLOCK));
+        (blocks.unwrap_or_default(), task.head)
+    }
+
+    /// Computes a task. The thread is likely to take `next` after it.
     ///
     /// # Safety
     /// Cache and activations must not be moved. During the call, no other thread may write the queries or the cache, or
     /// use the output of these rows and heads.
-    pub(crate) unsafe fn run(&self, isa: Isa, run: Run, head: usize, heads: Range<usize>) {
+    pub(crate) unsafe fn run(&self, isa: Isa, task: Task, next: Option<Task>) {
+        let Task { run, head, heads } = task;
         let (dim, value_dim, group) = (self.heads.dim, self.heads.value_dim(), heads.len());
         let scales = self.cache.scales();
         SCRATCH.with_borrow_mut(|scratch| {
@@ -384,13 +405,12 @@ impl Attention<'_> {
                             table: self.tables.row(run.sequence),
                             head,
                             len: run.len,
+                            next: next.as_ref().map_or((&[], 0), |next| self.read_by(next)),
                             widened: &mut scratch.widened,
                         },
                         q: &scratch.q[..rows.len() * padded],
                         #[cfg(target_arch = "x86_64")]
                         narrow_q: &scratch.narrow_q,
-                        #[cfg(target_arch = "x86_64")]
-                        by_pair: &mut scratch.by_pair,
                         sees: &scratch.sees,
                         starts: &scratch.starts,
                         softcap: self.softcap,

@@ -167,15 +167,13 @@ pub(super) fn whole<'a>(keys: &'a Keys<'_>, block: usize, partial: &'a mut [u32]
     if filled >= BLOCK {
         return values;
     }
-    for (index, (out, words)) in partial.as_chunks_mut::<CHUNK>().0.iter_mut().zip(values.as_chunks().0).enumerate() {
-        let slot = index % (BLOCK / 2) * 2;
-        let keep = match filled.saturating_sub(slot) {
-            0 => 0,
-            1 => 0xffff,
-            _ => u32::MAX,
-        };
-        let words: &[u32; CHUNK] = words;
-        *out = words.map(|word| word & keep);
+    partial.copy_from_slice(values);
+    for chunk in partial.as_chunks_mut::<CHUNK>().0.as_chunks_mut::<{ BLOCK / 2 }>().0 {
+        let (kept, dropped) = chunk.split_at_mut(filled.div_ceil(2));
+        dropped.as_flattened_mut().fill(0);
+        if let Some(words) = kept.last_mut().filter(|_| filled % 2 == 1) {
+            words.iter_mut().for_each(|word| *word &= 0xffff);
+        }
     }
     partial
 }

@@ -59,6 +59,10 @@ macro_rules! walk {
             // With few rows, values come from memory, which is read in sequence.
             let at_once = if $rows <= $crate::attention::walk::FEW_ROWS { 1 } else { KEYS / BLOCK };
             for (index, values) in values[..blocks.len()].chunks(at_once).enumerate() {
+                if at_once == 1 {
+                    // Memory has little else to do: values have been prefetched.
+                    keys.prefetch(blocks.start + index + KEYS / BLOCK, last / BLOCK);
+                }
                 let (at, fades) = (index * at_once * BLOCK, if index == 0 { fades } else { [1.0; $rows] });
                 $gather(values, &*weights, &*narrow_weights, at, &fades, count, &mut *out);
             }
