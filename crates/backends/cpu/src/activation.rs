@@ -1,7 +1,7 @@
 //! Activations in the representations that their readers need.
 
 use crate::Isa;
-use crate::memory::{Lines, Shared};
+use crate::memory::{Level, Lines, Shared};
 use crate::rows::{GROUP, LANES, QuantRow};
 #[cfg(target_arch = "x86_64")]
 use crate::weights::WordOrder;
@@ -245,7 +245,7 @@ impl Column {
 
     /// Prefetches the elements of some rows.
     pub(crate) fn prefetch(self, rows: usize) {
-        (0..rows).for_each(|row| self.elements.prefetch(self.start + row * self.stride, LANES));
+        (0..rows).for_each(|row| self.elements.prefetch(Level::First, self.start + row * self.stride, LANES));
     }
 }
 
@@ -271,7 +271,7 @@ impl Rows {
 
     /// Prefetches a span, which another thread may have written.
     pub(crate) fn prefetch(&self, span: Span) {
-        self.plain.prefetch(span.row * plain_stride(self.cols) + span.from, span.len);
+        self.plain.prefetch(Level::First, span.row * plain_stride(self.cols) + span.from, span.len);
     }
 
     /// Returns the column of sixteen elements in f32 that begins with a span, in this row and those that follow.
@@ -284,14 +284,14 @@ impl Rows {
     pub(crate) fn prefetch_forms(&self, Span { row, from, len }: Span) {
         if self.forms.quant {
             let (at, groups) = (row * (self.cols / GROUP) + from / GROUP, len / GROUP);
-            self.codes.prefetch(2 * (row * self.cols + from), 2 * len);
-            self.scales.prefetch(at, groups);
-            self.sums.prefetch(at, groups);
-            self.totals.prefetch(at, groups);
-            self.steps.prefetch(at, groups);
+            self.codes.prefetch(Level::First, 2 * (row * self.cols + from), 2 * len);
+            self.scales.prefetch(Level::First, at, groups);
+            self.sums.prefetch(Level::First, at, groups);
+            self.totals.prefetch(Level::First, at, groups);
+            self.steps.prefetch(Level::First, at, groups);
         }
         if self.forms.bf16 {
-            self.bf16.prefetch(row * bf16_stride(self.cols) + from, len);
+            self.bf16.prefetch(Level::First, row * bf16_stride(self.cols) + from, len);
         }
     }
 

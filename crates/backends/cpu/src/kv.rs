@@ -5,7 +5,7 @@ use std::fmt;
 use octavo_ops::{BackendError, HeadShape, KvGroup, KvScales, Values};
 
 use crate::failed;
-use crate::memory::{Lines, Shared};
+use crate::memory::{Level, Lines, Shared};
 use crate::rows::CodedRow;
 
 /// Number of tokens in a block: the number of lanes in which keys are multiplied with a query.
@@ -269,11 +269,11 @@ impl LayerCache {
         let keys = self.layer.at(block, head);
         let values = keys + self.layer.key_words();
         for word in (0..self.layer.key_words()).step_by(BLOCK) {
-            self.data.prefetch(keys + word, 1);
+            self.data.prefetch(Level::First, keys + word, 1);
         }
         let in_a_word = self.layer.dtype.in_a_word();
         for chunk in (0..self.layer.value_words()).step_by(BLOCK / in_a_word * CHUNK) {
-            self.data.prefetch(values + chunk + slot / in_a_word * CHUNK, 1);
+            self.data.prefetch(Level::First, values + chunk + slot / in_a_word * CHUNK, 1);
         }
     }
 
@@ -283,7 +283,7 @@ impl LayerCache {
             KvDtype::Bf16 => self.layer.key_words(),
             KvDtype::Int8 | KvDtype::Fp8 => self.layer.head_words(),
         };
-        self.data.prefetch_far(self.layer.at(block as usize, head), words);
+        self.data.prefetch(Level::Second, self.layer.at(block as usize, head), words);
     }
 
     /// Returns the parts of a head's block that contain a slot, and its index in them.

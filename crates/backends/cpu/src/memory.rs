@@ -209,16 +209,9 @@ impl<T: Plain> Shared<T> {
     }
 
     /// Prefetches the elements `from .. from + len`.
-    pub(crate) fn prefetch(&self, from: usize, len: usize) {
+    pub(crate) fn prefetch(&self, level: Level, from: usize, len: usize) {
         for at in (0..len).step_by(LINE / size_of::<T>()) {
-            prefetch(self.start.wrapping_add(from + at));
-        }
-    }
-
-    /// Prefetches the elements `from .. from + len` into the second-level cache.
-    pub(crate) fn prefetch_far(&self, from: usize, len: usize) {
-        for at in (0..len).step_by(LINE / size_of::<T>()) {
-            prefetch_far(self.start.wrapping_add(from + at));
+            prefetch(level, self.start.wrapping_add(from + at));
         }
     }
 
@@ -238,42 +231,39 @@ impl<T: Plain> Shared<T> {
     }
 }
 
-/// Prefetches a line into the first-level cache. It occupies one of the few places for misses of that cache until memory has
-/// answered, for which reads then have to wait: this is for lines that come soon or are few.
-#[inline(always)]
-pub(crate) fn prefetch<T>(line: *const T) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch is a hint and may have any address.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(line.cast());
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: as above.
-    unsafe {
-        std::arch::asm!("prfm pldl1keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
-    }
-    #[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
-    let _ = line;
+/// A cache of one core.
+#[derive(Clone, Copy)]
+pub(crate) enum Level {
+    /// Its few places for misses are occupied until memory has answered, and reads then have to wait: this is for lines that come soon
+    /// or are few.
+    First,
+    /// This is for weights, keys and values, which follow each other faster than memory answers.
+    Second,
 }
 
-/// Prefetches a line into the second-level cache. This is for weights, keys and values, which follow each other faster than memory
-/// answers.
+/// Prefetches a line.
 #[inline(always)]
-pub(crate) fn prefetch_far<T>(line: *const T) {
+pub(crate) fn prefetch<T>(level: Level, line: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch is a hint and may have any address.
     unsafe {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T1>(line.cast());
+        use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
+        match level {
+            Level::First => _mm_prefetch::<_MM_HINT_T0>(line.cast()),
+            Level::Second => _mm_prefetch::<_MM_HINT_T1>(line.cast()),
+        }
     }
     #[cfg(target_arch = "aarch64")]
     // SAFETY: as above.
     unsafe {
-        std::arch::asm!("prfm pldl2keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
+        use std::arch::asm;
+        match level {
+            Level::First => asm!("prfm pldl1keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly)),
+            Level::Second => asm!("prfm pldl2keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly)),
+        }
     }
     #[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
-    let _ = line;
+    let _ = (level, line);
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use super::wide::weigh_with;
 use super::{Block, KEYS, ROWS};
 use crate::Isa;
 use crate::kv::{BLOCK, CHUNK};
-use crate::memory::{prefetch, prefetch_far};
+use crate::memory::{Level, prefetch};
 use crate::product::bf16::pairs;
 
 /// Computes attention of up to [`ROWS`] rows in bf16.
@@ -113,8 +113,8 @@ unsafe fn score_some<const R: usize, const N: usize, const B: usize>(
     for pair in 0..steps {
         if R <= FEW_ROWS {
             let line = pair * BLOCK;
-            prefetch(later_keys.as_ptr().wrapping_add(line));
-            prefetch_far(values.as_ptr().wrapping_add(line));
+            prefetch(Level::First, later_keys.as_ptr().wrapping_add(line));
+            prefetch(Level::Second, values.as_ptr().wrapping_add(line));
         }
         // SAFETY: every block has a register of words for this pair, and there are so many rows, as asserted.
         unsafe {

@@ -371,6 +371,7 @@ impl Attention<'_> {
         let Task { run, head, heads } = task;
         let (dim, value_dim, group) = (self.heads.dim, self.heads.value_dim(), heads.len());
         let scales = self.cache.scales();
+        let next = next.as_ref().map_or((&[][..], 0), |next| self.read_by(next));
         SCRATCH.with_borrow_mut(|scratch| {
             let (padded, chunked) = row_widths(self.heads);
             scratch.reserve(self.cache);
@@ -405,7 +406,7 @@ impl Attention<'_> {
                             table: self.tables.row(run.sequence),
                             head,
                             len: run.len,
-                            next: next.as_ref().map_or((&[], 0), |next| self.read_by(next)),
+                            next,
                             widened: &mut scratch.widened,
                         },
                         q: &scratch.q[..rows.len() * padded],

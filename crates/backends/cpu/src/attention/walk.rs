@@ -60,7 +60,7 @@ macro_rules! walk {
             let at_once = if $rows <= $crate::attention::walk::FEW_ROWS { 1 } else { KEYS / BLOCK };
             for (index, values) in values[..blocks.len()].chunks(at_once).enumerate() {
                 if at_once == 1 {
-                    // Memory has little else to do: values have been prefetched.
+                    // Kernels that prefetch values do so while scores are computed, so memory has little else to do here.
                     keys.prefetch(blocks.start + index + KEYS / BLOCK, last / BLOCK);
                 }
                 let (at, fades) = (index * at_once * BLOCK, if index == 0 { fades } else { [1.0; $rows] });

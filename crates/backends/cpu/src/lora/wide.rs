@@ -7,7 +7,7 @@
 use std::arch::x86_64::*;
 
 use super::ROWS;
-use crate::memory::{LINE, prefetch};
+use crate::memory::{LINE, Level, prefetch};
 use crate::rows::LANES;
 
 /// Numbers of a panel: f32, or the bits of bf16.
@@ -81,7 +81,7 @@ unsafe fn multiply_rows<T: Number, const N: usize>(
     unsafe {
         for (turn, weights) in turns.iter().enumerate() {
             for line in 0..size_of_val(weights) / LINE {
-                prefetch(weights.as_ptr().cast::<u8>().wrapping_add(AHEAD + line * LINE));
+                prefetch(Level::First, weights.as_ptr().cast::<u8>().wrapping_add(AHEAD + line * LINE));
             }
             for chain in 0..SUMS {
                 add(x, SUMS * turn + chain, T::widen(&weights[chain]), &mut sums[chain]);

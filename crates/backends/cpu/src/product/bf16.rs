@@ -4,7 +4,7 @@
 use std::arch::x86_64::*;
 
 use super::pairs::{BLOCK_PANELS, Results, store};
-use crate::memory::{LINE, prefetch_far};
+use crate::memory::{LINE, Level, prefetch};
 use crate::rows::GROUP;
 use crate::weights::PANEL;
 
@@ -42,7 +42,7 @@ impl Stored {
     /// Prefetches the data `panels` panels after this pair.
     #[inline]
     fn prefetch(self, pair: usize, panels: usize) {
-        prefetch_far(self.at.wrapping_add(pair * LINE + panels * self.bytes));
+        prefetch(Level::Second, self.at.wrapping_add(pair * LINE + panels * self.bytes));
     }
 }
 

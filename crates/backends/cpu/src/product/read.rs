@@ -5,7 +5,7 @@ use std::hint::unreachable_unchecked;
 use std::marker::PhantomData;
 
 use super::pairs::BLOCK_PANELS;
-use crate::memory::{LINE, prefetch_far};
+use crate::memory::{LINE, Level, prefetch};
 use crate::weights::{Codes, E2M1_CODES, E2M1_OFFSET, IQ4_CODES, IQ4_OFFSET, Layout, PANEL, PanelKind, STEPS, Scales};
 
 /// Reads the codes of a stored panel.
@@ -130,7 +130,7 @@ impl<C: ReadCodes, S: ReadScales> Packed<'_, C, S> {
         let lines = (bytes / groups).div_ceil(LINE);
         let from = self.at.wrapping_add(BLOCK_PANELS * bytes + group * (bytes / groups));
         for line in 0..lines {
-            prefetch_far(from.wrapping_add(line * LINE));
+            prefetch(Level::Second, from.wrapping_add(line * LINE));
         }
     }
 }

@@ -17,6 +17,7 @@ use std::ops::Range;
 use super::levels::{Fp4, Nf4};
 use super::pairs::BLOCK_PANELS;
 use super::ymm::Ahead;
+use crate::memory::Level;
 use crate::rows::GROUP;
 use crate::weights::{Codes, Layout, Numbers, PANEL, PanelKind, Scales};
 use kinds::{E2m1, F8, Lines, Nibbles, PLACES};
@@ -291,7 +292,7 @@ unsafe fn multiply_few<K: Kind + Group, const ROWS: usize>(
 ) {
     let mut ahead = panels.ahead();
     for group in 0..panels.layout.groups() {
-        ahead.iter_mut().for_each(|ahead| ahead.prefetch(K::LINES));
+        ahead.iter_mut().for_each(|ahead| ahead.prefetch(Level::Second, K::LINES));
         // SAFETY: the caller guarantees this; the panels and the rows have this group.
         unsafe {
             let scales = panels.scales::<K>(group);
@@ -315,7 +316,7 @@ unsafe fn multiply_many<K: Kind>(panels: Stored<'_>, rows: &TileRows<'_>, result
     let mut ahead = panels.ahead();
     let mut unpacked = [const { Unpacked::ZERO }; BLOCK_PANELS];
     for group in 0..panels.layout.groups() {
-        ahead.iter_mut().for_each(|ahead| ahead.prefetch(K::LINES));
+        ahead.iter_mut().for_each(|ahead| ahead.prefetch(Level::Second, K::LINES));
         // SAFETY: the caller guarantees this; the panels and the rows have this group.
         unsafe {
             unpacked.iter_mut().zip(panels.groups::<K>(group)).for_each(|(unpacked, panel)| unpacked.fill(panel));

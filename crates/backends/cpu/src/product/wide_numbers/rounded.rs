@@ -8,6 +8,7 @@ use std::arch::x86_64::*;
 
 use super::kinds::{AsBf16, F8Rounded, Lines, Nibbles, PLACES, Rounded};
 use super::{BLOCK_PANELS, PAIRS, Stored, Unpacked, Words, some};
+use crate::memory::Level;
 use crate::product::bf16::pairs;
 use crate::product::levels::{Fp4, Nf4};
 use crate::product::pairs::{Results, Sums, load, row_blocks, store};
@@ -135,7 +136,7 @@ unsafe fn multiply_few<K: AsBf16, const N: usize>(
     let [mut sums, mut dots] = [[[_mm512_setzero_ps(); N]; BLOCK_PANELS]; 2];
     let mut units = [_mm512_setzero_ps(); BLOCK_PANELS];
     for group in 0..panels.layout.groups() {
-        ahead.iter_mut().for_each(|ahead| ahead.prefetch(K::LINES));
+        ahead.iter_mut().for_each(|ahead| ahead.prefetch(Level::Second, K::LINES));
         // SAFETY: the caller guarantees this; the panels and the rows have this group.
         unsafe {
             let (mut weights, scales) = (panels.groups::<K>(group), panels.scales::<K>(group));
@@ -227,7 +228,7 @@ unsafe fn multiply_many<K: AsBf16>(panels: Stored<'_>, rows: Bf16Rows<'_>, tile:
             let unpacked = [&unpacked[0][..count], &unpacked[1][..count]];
             for (row, of_block) in row_blocks(rows.count, ROWS) {
                 for _ in following.by_ref().take(ahead_of_block) {
-                    ahead.iter_mut().for_each(|ahead| ahead.prefetch(K::LINES));
+                    ahead.iter_mut().for_each(|ahead| ahead.prefetch(Level::Second, K::LINES));
                 }
                 let at = rows.elements.as_ptr().add(row * rows.stride + start * GROUP);
                 let block = Block { at, stride: rows.stride };

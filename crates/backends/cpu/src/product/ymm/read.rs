@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
 use super::scaling::{Factors, Numbers, Scaling, Whole};
-use crate::memory::{LINE, prefetch, prefetch_far};
+use crate::memory::{LINE, Level, prefetch};
 use crate::weights::{Codes, E2M1_CODES, E2M1_OFFSET, HALVES_OFFSET, IQ4_CODES, Layout, STEPS};
 
 /// Codes of a group of a panel as bytes, by step: four inputs of sixteen output rows.
@@ -267,23 +267,12 @@ impl Ahead {
 
     /// Prefetches the next part, which has so many lines: a constant, so that there is no loop.
     #[inline(always)]
-    pub(in super::super) fn prefetch(&mut self, lines: usize) {
-        self.next_part(lines, prefetch_far);
-    }
-
-    /// Does the same where a part is multiplied with so many rows that memory has answered before the next one is asked for.
-    #[inline(always)]
-    pub(in super::super) fn prefetch_near(&mut self, lines: usize) {
-        self.next_part(lines, prefetch);
-    }
-
-    #[inline(always)]
-    fn next_part(&mut self, lines: usize, prefetch: impl Fn(*const u8)) {
+    pub(in super::super) fn prefetch(&mut self, level: Level, lines: usize) {
         if self.bytes == 0 {
             return;
         }
         for line in 0..lines {
-            prefetch(self.next.wrapping_add(line * LINE));
+            prefetch(level, self.next.wrapping_add(line * LINE));
         }
         self.next = self.next.wrapping_add(self.bytes);
     }

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::read::Ahead;
 use super::{LANES, ROW_BYTES, TileRows};
+use crate::memory::Level;
 use crate::product::outlying::outlying;
 use crate::weights::{Layout, PANEL};
 
@@ -269,7 +270,7 @@ unsafe fn multiply_few<P: Panel, const N: usize>(
         unsafe {
             panel.read_scales(groups.clone(), &mut scales);
             for index in groups {
-                ahead.prefetch(P::LINES);
+                ahead.prefetch(Level::Second, P::LINES);
                 panel.group(index, &scales).add(rows.group(index), results);
             }
         }
@@ -290,7 +291,8 @@ unsafe fn multiply_many<P: Panel, const ROWS: usize>(
         unsafe {
             panel.read_scales(groups.clone(), &mut scales);
             for index in groups {
-                ahead.prefetch_near(P::LINES);
+                // Memory has answered before the next part is asked for, because a part is multiplied with many rows.
+                ahead.prefetch(Level::First, P::LINES);
                 let group = panel.unpack(index, &scales, &mut unpacked);
                 multiply_group::<ROWS>(&group, rows.group(index), results);
             }
