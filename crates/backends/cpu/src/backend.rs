@@ -220,7 +220,8 @@ impl CpuBackend {
             progress(read);
         };
         let copies = self.copies(program);
-        let target = Target { pool: &mut self.pool, copies, dtype: self.weight_dtype };
+        let short = self.isa.multiplies_short();
+        let target = Target { pool: &mut self.pool, copies, dtype: self.weight_dtype, short };
         let loaded = Copies::read(program, target, source, &mut advance)?;
         for (storage, kept) in loaded::conversions(program, self.weight_dtype) {
             tracing::info!("weights in {storage} are kept as {kept}");

@@ -61,6 +61,11 @@ impl Isa {
         self.attends_in_bf16()
     }
 
+    /// Returns whether weights in bf16 are multiplied from twelve bits without being unpacked in memory first.
+    pub(crate) const fn multiplies_short(self) -> bool {
+        matches!(self, Self::Avx512Bf16)
+    }
+
     /// Returns whether registers have 512 bits.
     #[cfg(target_arch = "x86_64")]
     pub(crate) const fn has_wide_registers(self) -> bool {

@@ -495,7 +495,7 @@ mod tests {
     use crate::weights::{Target, WeightDtype};
 
     fn plan(program: &Program, source: &dyn WeightSource) -> Plan {
-        let target = Target { pool: &mut Pool::new(1).unwrap(), copies: 1, dtype: WeightDtype::AsStored };
+        let target = Target { pool: &mut Pool::new(1).unwrap(), copies: 1, dtype: WeightDtype::AsStored, short: false };
         let loaded = Copies::read(program, target, source, &mut |_| {}).unwrap();
         Plan::new(program, loaded.shapes(), Isa::Portable, false).unwrap()
     }

@@ -98,7 +98,7 @@ impl Planner<'_> {
     pub(super) fn reads_plain(&self, weight: WeightId) -> bool {
         self.parts(weight).any(|part| match part.layout.kind {
             kind if kind.takes_integers(self.isa) => false,
-            PanelKind::Bf16 | PanelKind::Packed(_) => !self.isa.multiplies_bf16(),
+            PanelKind::Bf16 | PanelKind::Short | PanelKind::Packed(_) => !self.isa.multiplies_bf16(),
             PanelKind::F16 | PanelKind::F32 | PanelKind::Quant(..) => true,
         })
     }
@@ -117,7 +117,7 @@ impl Planner<'_> {
                         bf16: false,
                     }
                 }
-                PanelKind::Bf16 | PanelKind::Packed(_) => {
+                PanelKind::Bf16 | PanelKind::Short | PanelKind::Packed(_) => {
                     Forms { bf16: self.isa.multiplies_bf16(), ..Forms::default() }
                 }
                 PanelKind::F16 | PanelKind::F32 | PanelKind::Quant(..) => Forms::default(),

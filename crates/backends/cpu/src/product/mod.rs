@@ -23,6 +23,8 @@ mod plain;
 #[cfg(target_arch = "x86_64")]
 mod read;
 #[cfg(target_arch = "x86_64")]
+mod short;
+#[cfg(target_arch = "x86_64")]
 mod vnni;
 mod walk;
 #[cfg(target_arch = "x86_64")]
@@ -35,11 +37,11 @@ mod ymm;
 use crate::activation::{Rows, Span, TILE};
 use crate::isa::Isa;
 use crate::memory::Shared;
-use crate::weights::{Matrix, PANEL, PanelKind, Panels, Part};
+use crate::weights::{Matrix, PANEL, PanelKind, Panels, Part, short as short_bf16};
 use output::Output;
-use walk::{Range, bf16_tiles, dense, quant, quant_halves, with_numbers};
+use walk::{Range, bf16_tiles, dense, quant, quant_halves, with_unpacked};
 #[cfg(target_arch = "x86_64")]
-use walk::{bf16_blocks, blocks, number_blocks, rounded_blocks, ymm_tiles};
+use walk::{bf16_blocks, blocks, number_blocks, rounded_blocks, short_blocks, ymm_tiles};
 
 /// Number of panels in a piece of work: large enough that taking pieces costs nothing, small enough that threads finish
 /// together.
@@ -224,8 +226,13 @@ impl<'a> Product<'a> {
             kind if kind.takes_rounded(isa) => unsafe {
                 rounded_blocks(part, panels, self.input.bf16(), rows, output);
             },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the caller guarantees this; the instruction set is available.
+            PanelKind::Short if isa.multiplies_short() => unsafe {
+                short_blocks(part, panels, self.input.bf16(), rows, output);
+            },
             // SAFETY: the caller guarantees this.
-            PanelKind::Packed(_) => with_numbers(isa, part, panels.clone(), |weights| unsafe {
+            PanelKind::Packed(_) | PanelKind::Short => with_unpacked(isa, part, panels.clone(), |weights| unsafe {
                 self.run_numbers(isa, weights, panels, rows, output);
             }),
             // SAFETY: the caller guarantees this.
@@ -272,6 +279,7 @@ pub(crate) fn read_row(matrix: &Matrix, row: usize, out: &mut [f32]) {
     let panel = part.panel(panel);
     match part.layout.kind {
         PanelKind::Quant(..) => plain::read_quant(panel, &part.layout, lane, out),
+        PanelKind::Short => short_bf16::read(&part.layout, panel, lane, out),
         PanelKind::Packed(_) => numbers::read(panel, &part.layout, lane, out),
         kind @ (PanelKind::Bf16 | PanelKind::F16 | PanelKind::F32) => plain::read_dense(kind, panel, lane, out),
     }

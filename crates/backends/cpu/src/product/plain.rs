@@ -282,7 +282,7 @@ pub(super) fn multiply_dense(kind: PanelKind, panel: &[u8], x: &[&[f32]], result
                 let pairs: [u32; PANEL] = std::array::from_fn(|lane| u32::from_le_bytes(lanes[lane]));
                 [pairs.map(|pair| f32::from_bits(pair << 16)), pairs.map(|pair| f32::from_bits(pair & 0xffff_0000))]
             }),
-            PanelKind::Quant(..) | PanelKind::Packed(_) => {
+            PanelKind::Quant(..) | PanelKind::Packed(_) | PanelKind::Short => {
                 unreachable!("only plain elements are multiplied as they are")
             }
         }
@@ -361,7 +361,7 @@ fn element(kind: PanelKind, panel: &[u8], k: usize, lane: usize) -> f32 {
             let bits = u16::from_le_bytes(half_at((k / 2 * PANEL + lane) * 2 + k % 2));
             f32::from_bits(u32::from(bits) << 16)
         }
-        PanelKind::Quant(..) | PanelKind::Packed(_) => unreachable!("only plain elements are read as they are"),
+        PanelKind::Quant(..) | PanelKind::Packed(_) | PanelKind::Short => unreachable!("only plain elements are read as they are"),
     }
 }
 

@@ -11,7 +11,7 @@ use super::output::Output;
 use super::pairs::{BLOCK_PANELS, PanelPair};
 use super::{PIECE_PANELS, numbers, plain};
 #[cfg(target_arch = "x86_64")]
-use super::{amx, bf16, vnni, wide, wide_numbers, ymm};
+use super::{amx, bf16, short, vnni, wide, wide_numbers, ymm};
 use crate::activation::TILE;
 use crate::isa::Isa;
 #[cfg(target_arch = "x86_64")]
@@ -20,7 +20,7 @@ use crate::memory::Lines;
 use crate::rows::GROUP;
 #[cfg(target_arch = "x86_64")]
 use crate::tiles::{self, Strided, Tiles};
-use crate::weights::{Codes, Layout, PANEL, PanelKind, Panels, Part, Scales};
+use crate::weights::{Codes, Layout, PANEL, PanelKind, Panels, Part, Scales, short as short_bf16};
 
 /// Results of a panel for a tile of rows.
 #[repr(align(64))]
@@ -64,7 +64,7 @@ impl Unpacked {
 
 thread_local! {
     static UNPACKED: RefCell<Unpacked> = RefCell::default();
-    /// Panels of packed numbers as bf16.
+    /// Panels in bf16 of what is stored in fewer bits.
     static NUMBERS: RefCell<Lines<u8>> = RefCell::default();
 }
 
@@ -213,15 +213,18 @@ fn unpack(isa: Isa, panel: &[u8], layout: &Layout, codes: &mut [u8], scales: &mu
     plain::unpack(panel, layout, codes, scales);
 }
 
-/// Calls a function with panels of packed numbers as bf16.
-pub(super) fn with_numbers(isa: Isa, part: &Part, panels: Range, multiply: impl FnOnce(Panels<'_>)) {
+/// Calls a function with panels in bf16 of what is stored in fewer bits.
+pub(super) fn with_unpacked(isa: Isa, part: &Part, panels: Range, multiply: impl FnOnce(Panels<'_>)) {
     let Some(layout) = Layout::new(StorageType::BF16, part.layout.cols) else {
-        unreachable!("a panel of packed numbers is smaller, but has been multiplied")
+        unreachable!("a panel in fewer bits is smaller, but has been multiplied")
     };
     NUMBERS.with_borrow_mut(|unpacked| {
         unpacked.reserve_zeroed(panels.len() * layout.bytes);
         for (panel, out) in panels.clone().zip(unpacked.chunks_exact_mut(layout.bytes)) {
-            numbers::unpack(isa, part.panel(panel), &part.layout, out);
+            match part.layout.kind {
+                PanelKind::Short => short_bf16::unpack(&part.layout, part.panel(panel), out),
+                _ => numbers::unpack(isa, part.panel(panel), &part.layout, out),
+            }
         }
         multiply(Panels { layout, first: panels.start, bytes: unpacked });
     });
@@ -311,6 +314,26 @@ pub(super) unsafe fn bf16_blocks(
             pair.store(first, 0..count, &mut results);
         }
     }
+}
+
+/// Multiplies any number of rows in bf16 with panels of bf16 in twelve bits.
+///
+/// # Safety
+/// AVX-512 with BF16 must be available.
+#[cfg(target_arch = "x86_64")]
+pub(super) unsafe fn short_blocks(
+    part: &Part,
+    panels: Range,
+    input: (&[u16], usize),
+    rows: Range,
+    output: &Output<'_>,
+) {
+    NUMBERS.with_borrow_mut(|unpacked| {
+        for pair in PanelPair::all(panels, output) {
+            // SAFETY: the caller guarantees this.
+            unsafe { short::multiply(part, &pair, input, rows.clone(), unpacked) };
+        }
+    });
 }
 
 /// Multiplies rows in bf16 with panels of bf16.

@@ -3,7 +3,7 @@
 use octavo_ops::StorageType;
 
 use super::blocks::offset;
-use super::{Group, GroupScale, PANEL};
+use super::{Group, GroupScale, PANEL, short};
 use crate::isa::Isa;
 use crate::memory::LINE;
 use crate::rows::GROUP;
@@ -86,6 +86,8 @@ pub(crate) enum PanelKind {
     Packed(Numbers),
     /// Pairs of inputs, sixteen rows each; inputs are padded to whole tiles of 32.
     Bf16,
+    /// The same numbers in twelve bits each, as in [`short`].
+    Short,
     /// Sixteen rows of each input.
     F16,
     /// Sixteen rows of each input.
@@ -98,7 +100,7 @@ pub(crate) struct Layout {
     pub(crate) kind: PanelKind,
     /// Number of inputs, padded according to the kind.
     pub(crate) cols: usize,
-    /// Start of the bits beyond the fourth.
+    /// Start of the bits beyond the fourth, or of the octets.
     uppers: usize,
     /// Start of the groups' scales.
     scales: usize,
@@ -249,7 +251,7 @@ impl PanelKind {
             Self::Quant(..) => true,
             // Where bf16 is multiplied, it takes as many instructions, and rows have no scales.
             Self::Packed(_) => matches!(isa, Isa::Avx2 | Isa::AvxVnni | Isa::Avx512),
-            Self::Bf16 | Self::F16 | Self::F32 => false,
+            Self::Bf16 | Self::Short | Self::F16 | Self::F32 => false,
         }
     }
 
@@ -297,7 +299,7 @@ impl Layout {
         match kind {
             PanelKind::F32 => plain(cols, 4),
             PanelKind::F16 => plain(cols, 2),
-            PanelKind::Bf16 => plain(cols.checked_next_multiple_of(GROUP)?, 2),
+            PanelKind::Bf16 | PanelKind::Short => plain(cols.checked_next_multiple_of(GROUP)?, 2),
             PanelKind::Quant(codes, scales) => {
                 let groups = cols / GROUP;
                 let uppers = groups.checked_mul(codes.bytes())?;
@@ -313,6 +315,19 @@ impl Layout {
                 Some(Self { kind, cols, uppers: scales, scales, supers: bytes, bytes })
             }
         }
+    }
+
+    /// Returns the layout of bf16 in twelve bits; `None` if a panel cannot have so many inputs.
+    pub(crate) fn short(cols: usize) -> Option<Self> {
+        let cols = cols.checked_next_multiple_of(GROUP)?;
+        let header = short::header_bytes(cols)?;
+        let bytes = header + cols / short::OCTET * short::OCTET_BYTES;
+        Some(Self { kind: PanelKind::Short, cols, uppers: header, scales: bytes, supers: bytes, bytes })
+    }
+
+    /// Returns the start of the octets of bf16 in twelve bits.
+    pub(crate) fn octets_at(&self) -> usize {
+        self.uppers
     }
 
     /// Returns the number of groups of inputs.

@@ -1,13 +1,14 @@
 //! Conversion of weights from a checkpoint to panels.
 
 use std::borrow::Cow;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use half::{bf16, f16};
 use octavo_ops::{BackendError, StorageType, TensorData, Weight, WeightPart, WeightSource};
 
 use super::blocks::{GroupScale, group, half_at, nibbles, pair, q2k, to_q8};
 use super::layout::{Layout, Numbers, PanelKind};
-use super::{Matrix, PANEL, Part, WeightDtype, kept_as};
+use super::{Matrix, PANEL, Part, WeightDtype, kept_as, short};
 use crate::memory::{Lines, Shared};
 use crate::pool::Pool;
 use crate::rows::GROUP;
@@ -21,6 +22,8 @@ pub(crate) struct Target<'p> {
     /// One, or the number of nodes.
     pub(crate) copies: usize,
     pub(crate) dtype: WeightDtype,
+    /// Whether weights in bf16 are kept in twelve bits, if nothing is lost.
+    pub(crate) short: bool,
 }
 
 /// Repacks the parts of a weight on all threads. Returns its copies. `progress` is called with the number of bytes read
@@ -34,10 +37,17 @@ pub(crate) fn load(
     let mut copies: Vec<_> = (0..target.copies).map(|_| Matrix { parts: Vec::new() }).collect();
     let mut first = 0;
     for part in &weight.parts {
-        let mut empty = rooms(weight, part, target, target.dtype, first)?;
+        let kept = kept_as(part.storage, target.dtype);
+        let plain = Layout::new(kept, weight.cols);
+        let short = if target.short && kept == StorageType::BF16 { Layout::short(weight.cols) } else { None };
+        let mut filled = rooms(weight, part, target.copies, short.or(plain), first)?;
         let data = part.read(weight.cols, source)?;
-        repack(&mut empty, weight.cols, &data, target.pool);
-        copies.iter_mut().zip(empty).for_each(|(copy, part)| copy.parts.push(part));
+        if !repack(&mut filled, weight.cols, &data, target.pool) {
+            drop(filled);
+            filled = rooms(weight, part, target.copies, plain, first)?;
+            repack(&mut filled, weight.cols, &data, target.pool);
+        }
+        copies.iter_mut().zip(filled).for_each(|(copy, part)| copy.parts.push(part));
         first += part.rows;
         progress(data.bytes.len());
     }
@@ -71,7 +81,7 @@ pub(crate) fn load_exactly(
 ) -> Result<Vec<Matrix>, BackendError> {
     let (storage, rows) = (StorageType::F32, weight.rows);
     let whole = WeightPart { tensor: weight.name.clone(), rows, storage, slab: None };
-    let mut parts = rooms(weight, &whole, target, WeightDtype::AsStored, 0)?;
+    let mut parts = rooms(weight, &whole, target.copies, Layout::new(storage, weight.cols), 0)?;
     let values = load_vector(weight, source, progress)?;
     let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
     let data = TensorData { storage, shape: vec![rows, weight.cols], bytes: Cow::Owned(bytes) };
@@ -103,78 +113,89 @@ pub(crate) fn load_experts(
     Ok(copies)
 }
 
-/// Returns the layout of a part, and its size in memory in bytes; `None` if that is too large a number.
-fn size(part: &WeightPart, cols: usize, dtype: WeightDtype) -> Option<(Layout, usize)> {
-    let layout = Layout::new(kept_as(part.storage, dtype), cols)?;
-    Some((layout, part.rows.div_ceil(PANEL).checked_mul(layout.bytes)?))
+/// Returns the size of a part in memory in bytes; `None` if it is too large a number.
+fn size(part: &WeightPart, layout: Layout) -> Option<usize> {
+    part.rows.div_ceil(PANEL).checked_mul(layout.bytes)
 }
 
-/// Returns the size of a weight in memory in bytes.
+/// Returns the largest size of a weight in memory in bytes.
 pub(crate) fn bytes_of(weight: &Weight, dtype: WeightDtype) -> u64 {
-    let size = |part| size(part, weight.cols, dtype).map_or(u64::MAX, |(_, bytes)| bytes as u64);
+    let size = |part: &WeightPart| {
+        let layout = Layout::new(kept_as(part.storage, dtype), weight.cols);
+        layout.and_then(|layout| size(part, layout)).map_or(u64::MAX, |bytes| bytes as u64)
+    };
     weight.parts.iter().map(size).fold(0, u64::saturating_add)
 }
 
-/// Allocates the copies of a part, as zeros. This happens before the checkpoint is read, so that a part that is too large
-/// fails immediately.
+/// Allocates the copies of a part, as zeros. This happens before the checkpoint is read, so that a part that is too large, or has no
+/// layout for that reason, fails immediately.
 fn rooms(
     weight: &Weight,
     part: &WeightPart,
-    target: &Target<'_>,
-    dtype: WeightDtype,
+    copies: usize,
+    layout: Option<Layout>,
     first: usize,
 ) -> Result<Vec<Part>, BackendError> {
     let what = || format!("weight '{}'", weight.name);
-    let Some((layout, bytes)) = size(part, weight.cols, dtype) else {
+    let Some((layout, bytes)) = layout.and_then(|layout| Some((layout, size(part, layout)?))) else {
         return Err(BackendError::OutOfMemory { what: what(), needed: u64::MAX });
     };
     let room = |_| Ok(Part { first, rows: part.rows, layout, data: Lines::zeroed(bytes, what)? });
-    (0..target.copies).map(room).collect()
+    (0..copies).map(room).collect()
 }
 
 /// Writes the data of a part into each of its copies. The system places memory near the thread that writes to it first,
-/// so the threads of a node write the copy that they will read.
-fn repack(copies: &mut [Part], cols: usize, data: &TensorData<'_>, pool: &mut Pool) {
-    let Some(&Part { rows, layout, .. }) = copies.first() else { return };
+/// so the threads of a node write the copy that they will read. Returns whether the layout can represent the data.
+fn repack(copies: &mut [Part], cols: usize, data: &TensorData<'_>, pool: &mut Pool) -> bool {
+    let Some(&Part { rows, layout, .. }) = copies.first() else { return true };
     let row_bytes = data.storage.bytes_for(cols).unwrap_or_default();
     let panels = rows.div_ceil(PANEL);
     let outs: Vec<Shared<u8>> = copies.iter_mut().map(|part| Shared::new(&mut part.data)).collect();
+    let fits = AtomicBool::new(true);
     pool.run(&|worker| {
-        let mut values = vec![0.0; cols];
+        let mut scratch = Scratch { values: vec![0.0; cols], bf16: Vec::new() };
         let mut put = |out: &Shared<u8>, panel: usize| {
             // SAFETY: every panel of a copy is written by the one thread that took it.
             let out = unsafe { out.part(panel * layout.bytes, layout.bytes) };
             let rows = panel * PANEL..((panel + 1) * PANEL).min(rows);
             let bytes = &data.bytes[rows.start * row_bytes..rows.end * row_bytes];
-            put_rows(&layout, data.storage, out, bytes, &mut values);
+            if !put_rows(&layout, data.storage, out, bytes, &mut scratch) {
+                fits.store(false, Ordering::Relaxed);
+            }
         };
         match &outs[..] {
             [out] => worker.share(panels, |panel| put(out, panel)),
             outs => worker.share_on_each_node(panels, |panel| put(&outs[worker.node()], panel)),
         }
     });
+    fits.into_inner()
 }
 
-/// Writes up to sixteen rows of a checkpoint, contiguous in `bytes`, into their panel. `values` is scratch memory for
-/// one row.
-fn put_rows(layout: &Layout, storage: StorageType, panel: &mut [u8], bytes: &[u8], values: &mut [f32]) {
+/// Scratch memory of a thread.
+struct Scratch {
+    /// The numbers of a row.
+    values: Vec<f32>,
+    /// A panel in bf16.
+    bf16: Vec<u8>,
+}
+
+/// Writes up to sixteen rows of a checkpoint, contiguous in `bytes`, into their panel. Returns whether the layout can represent them.
+fn put_rows(layout: &Layout, storage: StorageType, panel: &mut [u8], bytes: &[u8], scratch: &mut Scratch) -> bool {
+    let Scratch { values, bf16 } = scratch;
     let cols = values.len();
     let row_bytes = storage.bytes_for(cols).unwrap_or_default();
     if row_bytes == 0 {
-        return;
+        return true;
     }
     match layout.kind {
         PanelKind::F32 => put_plain::<4>(panel, &floats(layout.kind, storage, bytes), 4 * cols),
         PanelKind::F16 => put_plain::<2>(panel, &floats(layout.kind, storage, bytes), 2 * cols),
-        // Elements are stored in pairs; the last element of an odd row is half a pair.
-        PanelKind::Bf16 => {
-            let bytes = floats(layout.kind, storage, bytes);
-            put_plain::<4>(panel, &bytes, 2 * cols);
-            for (row, bytes) in bytes.chunks_exact(2 * cols).enumerate() {
-                if let (pairs, [low, high]) = bytes.as_chunks::<4>() {
-                    panel[(pairs.len() * PANEL + row) * 4..][..2].copy_from_slice(&[*low, *high]);
-                }
-            }
+        PanelKind::Bf16 => put_bf16(panel, &floats(layout.kind, storage, bytes), cols),
+        PanelKind::Short => {
+            bf16.clear();
+            bf16.resize(layout.cols * PANEL * 2, 0);
+            put_bf16(bf16, &floats(layout.kind, storage, bytes), cols);
+            return short::pack(layout, bf16, panel);
         }
         PanelKind::Quant(..) => {
             for (row, bytes) in bytes.chunks_exact(row_bytes).enumerate() {
@@ -185,6 +206,17 @@ fn put_rows(layout: &Layout, storage: StorageType, panel: &mut [u8], bytes: &[u8
             for (row, bytes) in bytes.chunks_exact(row_bytes).enumerate() {
                 put_numbers(layout, numbers, panel, row, bytes);
             }
+        }
+    }
+    true
+}
+
+/// Writes rows in bf16 into a panel. Elements are stored in pairs; the last element of an odd row is half a pair.
+fn put_bf16(panel: &mut [u8], bytes: &[u8], cols: usize) {
+    put_plain::<4>(panel, bytes, 2 * cols);
+    for (row, bytes) in bytes.chunks_exact(2 * cols).enumerate() {
+        if let (pairs, [low, high]) = bytes.as_chunks::<4>() {
+            panel[(pairs.len() * PANEL + row) * 4..][..2].copy_from_slice(&[*low, *high]);
         }
     }
 }
@@ -227,7 +259,7 @@ fn raised(mut scale: f32, mut codes: [u8; GROUP]) -> (f32, [u8; GROUP]) {
 fn floats(kind: PanelKind, storage: StorageType, bytes: &[u8]) -> Cow<'_, [u8]> {
     if let (StorageType::F32, PanelKind::F32)
     | (StorageType::F16, PanelKind::F16)
-    | (StorageType::BF16, PanelKind::Bf16) = (storage, kind)
+    | (StorageType::BF16, PanelKind::Bf16 | PanelKind::Short) = (storage, kind)
     {
         return Cow::Borrowed(bytes);
     }
@@ -236,7 +268,7 @@ fn floats(kind: PanelKind, storage: StorageType, bytes: &[u8]) -> Cow<'_, [u8]> 
     let values = values.into_iter();
     Cow::Owned(match kind {
         PanelKind::F16 => values.flat_map(|x| f16::from_f32(x).to_le_bytes()).collect(),
-        PanelKind::Bf16 => values.flat_map(|x| bf16::from_f32(x).to_le_bytes()).collect(),
+        PanelKind::Bf16 | PanelKind::Short => values.flat_map(|x| bf16::from_f32(x).to_le_bytes()).collect(),
         PanelKind::F32 | PanelKind::Quant(..) | PanelKind::Packed(_) => values.flat_map(f32::to_le_bytes).collect(),
     })
 }

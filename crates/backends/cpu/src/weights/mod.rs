@@ -7,6 +7,7 @@
 mod blocks;
 mod layout;
 mod load;
+pub(crate) mod short;
 
 use octavo_ops::StorageType;
 

@@ -88,7 +88,7 @@ pub(in crate::product) unsafe fn dense(kind: PanelKind, panel: &[u8], x: &[&[f32
             PanelKind::F32 => rows::<F32>(panel, x, results),
             PanelKind::F16 => rows::<F16>(panel, x, results),
             PanelKind::Bf16 => rows::<Bf16>(panel, x, results),
-            PanelKind::Quant(..) | PanelKind::Packed(_) => {
+            PanelKind::Quant(..) | PanelKind::Packed(_) | PanelKind::Short => {
                 unreachable!("only plain elements are multiplied as they are")
             }
         }

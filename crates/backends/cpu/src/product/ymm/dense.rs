@@ -60,7 +60,7 @@ unsafe fn dense_rows<const N: usize>(kind: PanelKind, panel: *const u8, x: [&[f3
                     }
                 }
             }
-            PanelKind::Quant(..) | PanelKind::Packed(_) => {
+            PanelKind::Quant(..) | PanelKind::Packed(_) | PanelKind::Short => {
                 unreachable!("only plain elements are multiplied as they are")
             }
         }
