@@ -46,46 +46,6 @@ impl Stored {
     }
 }
 
-/// Lines of the panels that follow which are prefetched: one for each so many inputs of both.
-#[derive(Clone, Copy)]
-pub(super) struct Following {
-    pub(super) at: [*const u8; BLOCK_PANELS],
-    /// Number of bytes from a line to the next that is prefetched.
-    pub(super) stride: usize,
-    pub(super) inputs: usize,
-}
-
-/// Multiplies up to [`BLOCK_ROWS`] rows with panels that are in the cache, as [`multiply`] does.
-///
-/// # Safety
-/// AVX-512 F, BW and BF16 must be available, and the panels must have these inputs.
-#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-pub(super) unsafe fn multiply_unpacked(
-    panels: [Stored; BLOCK_PANELS],
-    cols: usize,
-    (input, stride): (&[u16], usize),
-    count: usize,
-    following: Option<Following>,
-    results: &mut Results<BLOCK_ROWS>,
-) {
-    let ahead = |group: usize| {
-        if let Some(Following { at, stride, inputs }) = following {
-            for line in group * GROUP / inputs..(group + 1) * GROUP / inputs {
-                at.iter().for_each(|at| prefetch(Level::Second, at.wrapping_add(line * stride)));
-            }
-        }
-    };
-    // SAFETY: the caller guarantees this.
-    unsafe {
-        match count {
-            1 => rows::<1>(panels, cols, (input, stride), false, ahead, results),
-            2 => rows::<2>(panels, cols, (input, stride), false, ahead, results),
-            3 | 4 => rows::<4>(panels, cols, (input, stride), false, ahead, results),
-            _ => rows::<BLOCK_ROWS>(panels, cols, (input, stride), false, ahead, results),
-        }
-    }
-}
-
 /// Multiplies up to [`BLOCK_ROWS`] rows, `stride` elements apart, with panels of `cols` inputs, a multiple of [`GROUP`].
 /// `ahead` prefetches the panels that follow in memory.
 ///
@@ -103,10 +63,10 @@ pub(super) unsafe fn multiply(
     // SAFETY: the caller guarantees this.
     unsafe {
         match count {
-            1 => rows::<1>(panels, cols, (input, stride), ahead, |_| (), results),
-            2 => rows::<2>(panels, cols, (input, stride), ahead, |_| (), results),
-            3 | 4 => rows::<4>(panels, cols, (input, stride), ahead, |_| (), results),
-            _ => rows::<BLOCK_ROWS>(panels, cols, (input, stride), ahead, |_| (), results),
+            1 => rows::<1>(panels, cols, (input, stride), ahead, results),
+            2 => rows::<2>(panels, cols, (input, stride), ahead, results),
+            3 | 4 => rows::<4>(panels, cols, (input, stride), ahead, results),
+            _ => rows::<BLOCK_ROWS>(panels, cols, (input, stride), ahead, results),
         }
     }
 }
@@ -119,13 +79,11 @@ unsafe fn rows<const ROWS: usize>(
     cols: usize,
     (input, stride): (&[u16], usize),
     ahead: bool,
-    before: impl Fn(usize),
     results: &mut Results<BLOCK_ROWS>,
 ) {
     assert!(input.len() >= (ROWS - 1) * stride + cols);
     let mut sums = [[_mm512_setzero_ps(); ROWS]; BLOCK_PANELS];
     for group in 0..cols / GROUP {
-        before(group);
         // SAFETY: the panels and the rows have this group.
         unsafe {
             for pair in group * GROUP / 2..(group + 1) * GROUP / 2 {

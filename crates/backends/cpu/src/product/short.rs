@@ -1,20 +1,22 @@
-//! bf16 in twelve bits with AVX-512: eight inputs of two panels are unpacked in registers and multiplied as [`super::bf16`] does, so that
-//! results have the same bits. The first block of rows leaves the unpacked panels for those that follow.
+//! bf16 in twelve bits with AVX-512. Pairs of inputs are multiplied one after the other, as [`super::bf16`] does, so that results have the
+//! same bits. For a few rows, eight inputs of two panels are unpacked in registers; for more, some groups in the first-level cache.
 
 use std::arch::x86_64::*;
+use std::hint::black_box;
 
 use super::Range;
-use super::bf16::{self, BLOCK_ROWS, Following, Stored, pairs, words};
-use super::pairs::{BLOCK_PANELS, PanelPair, Results, store};
-use crate::memory::{LINE, Level, Lines, prefetch};
+use super::bf16::{BLOCK_ROWS, pairs, words};
+use super::pairs::{BLOCK_PANELS, Results, Sums, load, store};
+use crate::memory::{LINE, Level, prefetch};
+use crate::rows::GROUP;
 use crate::weights::short::{OCTET, OCTET_BYTES, OCTET_WEIGHTS, TABLE};
-use crate::weights::{Layout, PANEL, PanelKind, Part};
+use crate::weights::{Layout, PANEL, PanelKind};
 
 /// Number of pairs of inputs in an octet, each of which is a line of bf16.
 const PAIRS: usize = OCTET / 2;
 
-/// Number of blocks of rows between which the lines of the panels that follow are divided: each prefetches one of each octet.
-const SHARES: usize = OCTET_BYTES / LINE;
+/// Number of lines of an octet as it is stored.
+const OCTET_LINES: usize = OCTET_BYTES / LINE;
 
 /// Weights of an octet by pair.
 type Octet = [__m512bh; PAIRS];
@@ -73,6 +75,12 @@ impl Panel {
     fn prefetch(&self, at: usize) {
         prefetch(Level::Second, self.at.wrapping_add(BLOCK_PANELS * self.layout.bytes + at));
     }
+
+    /// Does so for a line of an octet.
+    #[inline]
+    fn prefetch_line(&self, octet: usize, line: usize) {
+        self.prefetch(self.layout.octets_at() + octet * OCTET_BYTES + line * LINE);
+    }
 }
 
 /// Exceptions of a panel that have not been reached.
@@ -108,119 +116,198 @@ impl Exceptions {
     }
 }
 
-/// Rows in bf16 for a block, `stride` elements apart.
-#[derive(Clone, Copy)]
-struct Block<'a> {
-    input: &'a [u16],
-    stride: usize,
+/// Largest number of groups that are unpacked at once: those of two panels take half of the first-level cache.
+const GROUPS: usize = 9;
+
+/// Size of a group in bf16 in bytes.
+const GROUP_BYTES: usize = GROUP * PANEL * size_of::<u16>();
+
+/// Groups of a panel in bf16.
+#[repr(align(64))]
+struct Unpacked([u8; GROUPS * GROUP_BYTES]);
+
+/// Results of a tile of rows with two panels, not 4 KiB apart, as in `vnni`.
+type TileResults = Results<{ Tile::ROWS + 1 }>;
+
+/// Memory of a tile of many rows. A thread keeps it.
+pub(super) struct Tile {
+    unpacked: [Unpacked; BLOCK_PANELS],
+    pub(super) results: TileResults,
 }
 
-/// Multiplies any number of rows with panels of bf16 in twelve bits. `unpacked` is scratch memory.
+impl Tile {
+    /// Number of rows, for which a group is unpacked once.
+    pub(super) const ROWS: usize = 256;
+}
+
+impl Default for Tile {
+    fn default() -> Self {
+        let unpacked = [const { Unpacked([0; GROUPS * GROUP_BYTES]) }; BLOCK_PANELS];
+        Self { unpacked, results: [[[0.0; PANEL]; Self::ROWS + 1]; BLOCK_PANELS] }
+    }
+}
+
+/// Rows in bf16.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a> {
+    pub(super) elements: &'a [u16],
+    /// Number of elements from a row to the next.
+    pub(super) stride: usize,
+    pub(super) count: usize,
+}
+
+/// Multiplies a tile of rows with two panels. `ahead` prefetches the two that follow in memory.
 ///
 /// # Safety
-/// AVX-512 with BF16 must be available.
+/// AVX-512 with BF16 must be available, and there must be room for whole tiles of rows.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 pub(super) unsafe fn multiply(
-    part: &Part,
-    panels: &PanelPair<'_>,
-    (input, stride): (&[u16], usize),
-    rows: Range,
-    unpacked: &mut Lines<u8>,
+    panels: [&[u8]; BLOCK_PANELS],
+    layout: &Layout,
+    rows: Rows<'_>,
+    ahead: bool,
+    tile: &mut Tile,
 ) {
-    let layout = &part.layout;
-    let packed = panels.weights(|panel| part.panel(panel)).map(|panel| Panel::new(panel, layout));
-    let bytes = layout.cols * size_of::<u16>() * PANEL;
-    unpacked.reserve_zeroed(BLOCK_PANELS * bytes);
-    let (blocks, mut results) = (rows.len().div_ceil(BLOCK_ROWS), [[[0.0; PANEL]; BLOCK_ROWS]; BLOCK_PANELS]);
-    for (index, first) in rows.clone().step_by(BLOCK_ROWS).enumerate() {
-        let count = (rows.end - first).min(BLOCK_ROWS);
-        panels.prefetch(first..first + count);
-        let block = Block { input: &input[first * stride..], stride };
-        // SAFETY: the caller guarantees this; the panels have this layout, and there is room for both.
-        unsafe {
-            if index == 0 {
-                first_block(packed, block, (count, blocks), unpacked, &mut results);
-            } else {
-                let stored = [0, bytes].map(|at| Stored::new(&unpacked[at..], layout.cols));
-                let following = (index < SHARES && blocks >= SHARES).then(|| Following {
-                    at: packed.map(|panel| {
-                        panel.at.wrapping_add(BLOCK_PANELS * layout.bytes + layout.octets_at() + index * LINE)
-                    }),
-                    stride: OCTET_BYTES,
-                    inputs: OCTET,
-                });
-                bf16::multiply_unpacked(stored, layout.cols, (block.input, stride), count, following, &mut results);
-            }
-        }
-        panels.store(first, 0..count, &mut results);
+    let panels = panels.map(|panel| Panel::new(panel, layout));
+    assert!(rows.count <= Tile::ROWS && layout.cols <= rows.stride);
+    assert!(rows.elements.len() >= (rows.count.next_multiple_of(BLOCK_ROWS) - 1) * rows.stride + layout.cols);
+    if ahead {
+        (0..layout.octets_at()).step_by(LINE).for_each(|line| panels.iter().for_each(|panel| panel.prefetch(line)));
     }
-}
-
-/// Multiplies the first of some blocks of rows.
-#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn first_block(
-    panels: [Panel; BLOCK_PANELS],
-    block: Block<'_>,
-    (count, blocks): (usize, usize),
-    unpacked: &mut Lines<u8>,
-    results: &mut Results<BLOCK_ROWS>,
-) {
-    // SAFETY: the caller guarantees this.
+    // SAFETY: the caller guarantees this, and the rows are there, as asserted.
     unsafe {
-        match (count, blocks) {
-            (1, 1) => rows::<1, false, SHARES>(panels, block, unpacked, results),
-            (2, 1) => rows::<2, false, SHARES>(panels, block, unpacked, results),
-            (3 | 4, 1) => rows::<4, false, SHARES>(panels, block, unpacked, results),
-            (_, 1) => rows::<BLOCK_ROWS, false, SHARES>(panels, block, unpacked, results),
-            (_, 2) => rows::<BLOCK_ROWS, true, SHARES>(panels, block, unpacked, results),
-            (_, _) => rows::<BLOCK_ROWS, true, 1>(panels, block, unpacked, results),
+        match rows.count {
+            1 => few::<1>(panels, rows, &mut tile.results),
+            2 => few::<2>(panels, rows, &mut tile.results),
+            3 | 4 => few::<4>(panels, rows, &mut tile.results),
+            5..=BLOCK_ROWS => few::<BLOCK_ROWS>(panels, rows, &mut tile.results),
+            _ => many(panels, rows, ahead, tile),
         }
     }
 }
 
-/// Multiplies `ROWS` rows. With `KEEP`, it stores the unpacked panels. Prefetches so many lines of each octet of the panels that follow.
+/// Multiplies a few rows with octets as they are unpacked.
 #[expect(clippy::needless_range_loop, reason = "by index, what is in arrays ends in registers")]
-#[inline]
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn rows<const ROWS: usize, const KEEP: bool, const AHEAD: usize>(
-    panels: [Panel; BLOCK_PANELS],
-    Block { input, stride }: Block<'_>,
-    unpacked: &mut Lines<u8>,
-    results: &mut Results<BLOCK_ROWS>,
-) {
+unsafe fn few<const N: usize>(panels: [Panel; BLOCK_PANELS], rows: Rows<'_>, results: &mut TileResults) {
     let layout = panels[0].layout;
-    let (cols, header) = (layout.cols, layout.octets_at());
-    assert!(input.len() >= (ROWS - 1) * stride + cols && unpacked.len() >= BLOCK_PANELS * cols * 2 * PANEL);
-    (0..header).step_by(LINE).for_each(|line| panels.iter().for_each(|panel| panel.prefetch(line)));
-    let kept = [0, cols * 2 * PANEL].map(|at| unpacked[at..].as_mut_ptr());
     let mut exceptions = panels.map(|panel| panel.exceptions());
-    let mut sums = [[_mm512_setzero_ps(); ROWS]; BLOCK_PANELS];
-    // SAFETY: the panels and the rows have these octets, as the caller guarantees and as asserted.
+    let mut sums = [[_mm512_setzero_ps(); N]; BLOCK_PANELS];
+    // SAFETY: the panels and the rows have these octets, as the caller guarantees.
     unsafe {
         let tables = [panels[0].table(), panels[1].table()];
-        for octet in 0..cols / OCTET {
+        for octet in 0..layout.cols / OCTET {
             let mut weights = [panels[0].octet(tables[0], octet), panels[1].octet(tables[1], octet)];
             for p in 0..BLOCK_PANELS {
                 exceptions[p].replace(octet, &mut weights[p]);
             }
             for pair in 0..PAIRS {
-                let at = octet * PAIRS + pair;
-                if pair < AHEAD {
-                    panels.iter().for_each(|panel| panel.prefetch(header + octet * OCTET_BYTES + pair * LINE));
+                if pair < OCTET_LINES {
+                    panels.iter().for_each(|panel| panel.prefetch_line(octet, pair));
                 }
-                if KEEP {
+                for r in 0..N {
+                    let both = rows.pair(r, octet * PAIRS + pair);
                     for p in 0..BLOCK_PANELS {
-                        _mm512_store_si512(kept[p].add(at * LINE).cast(), words(weights[p][pair]));
-                    }
-                }
-                for r in 0..ROWS {
-                    let x = input.as_ptr().add(r * stride).cast::<i32>().add(at).read_unaligned();
-                    let x = pairs(_mm512_set1_epi32(x));
-                    for p in 0..BLOCK_PANELS {
-                        sums[p][r] = _mm512_dpbf16_ps(sums[p][r], weights[p][pair], x);
+                        sums[p][r] = _mm512_dpbf16_ps(sums[p][r], weights[p][pair], both);
                     }
                 }
             }
         }
         store(sums, 0, results);
+    }
+}
+
+impl Rows<'_> {
+    /// Broadcasts a pair of inputs of a row.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    unsafe fn pair(&self, row: usize, pair: usize) -> __m512bh {
+        // SAFETY: the caller guarantees that the row has it.
+        let at = unsafe { self.elements.as_ptr().add(row * self.stride).cast::<i32>().add(pair) };
+        // SAFETY: as above.
+        pairs(_mm512_set1_epi32(unsafe { at.read_unaligned() }))
+    }
+}
+
+/// Multiplies rows with groups that are unpacked once for all, beside the products of the first block.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn many(panels: [Panel; BLOCK_PANELS], rows: Rows<'_>, ahead: bool, tile: &mut Tile) {
+    let Tile { unpacked, results } = tile;
+    let groups = panels[0].layout.groups();
+    let each = groups.div_ceil(groups.div_ceil(GROUPS));
+    let mut exceptions = panels.map(|panel| panel.exceptions());
+    // SAFETY: the caller guarantees the instruction set.
+    let tables = unsafe { [panels[0].table(), panels[1].table()] };
+    // Memory would be busy for longer than one block takes.
+    let blocks = rows.count.div_ceil(BLOCK_ROWS);
+    let lines = if blocks >= OCTET_LINES { 1 } else { OCTET_LINES };
+    for start in (0..groups).step_by(each) {
+        let octets = start * GROUP / OCTET..(start + each).min(groups) * GROUP / OCTET;
+        let out = [0, 1].map(|p: usize| unpacked[p].0.as_mut_ptr());
+        for block in 0..blocks {
+            let following = if ahead { block * lines..((block + 1) * lines).min(OCTET_LINES) } else { 0..0 };
+            let prefetch = |octet| {
+                for line in following.clone() {
+                    panels.iter().for_each(|panel| panel.prefetch_line(octet, line));
+                }
+            };
+            let first = block * BLOCK_ROWS;
+            let some = Rows { elements: &rows.elements[first * rows.stride..], ..rows };
+            // SAFETY: the caller guarantees this; the panels, the rows and the memory have these octets.
+            unsafe {
+                if block == 0 {
+                    let unpack = |octet| {
+                        for p in 0..BLOCK_PANELS {
+                            let mut weights = panels[p].octet(tables[p], octet);
+                            exceptions[p].replace(octet, &mut weights);
+                            let out = out[p].add((octet - octets.start) * PAIRS * LINE);
+                            for (pair, weights) in weights.into_iter().enumerate() {
+                                _mm512_store_si512(out.add(pair * LINE).cast(), words(weights));
+                            }
+                        }
+                        prefetch(octet);
+                    };
+                    add_octets::<1>(out, some, (octets.clone(), first), unpack, results);
+                } else if following.is_empty() {
+                    add_octets::<{ GROUP / OCTET }>(out, some, (octets.clone(), first), |_| (), results);
+                } else {
+                    add_octets::<1>(out, some, (octets.clone(), first), prefetch, results);
+                }
+            }
+        }
+    }
+}
+
+/// Adds the products of unpacked octets with a block of rows to the results from a row on. Calls a function before each `EACH` octets.
+#[expect(clippy::needless_range_loop, reason = "by index, what is in arrays ends in registers")]
+#[inline(always)]
+unsafe fn add_octets<const EACH: usize>(
+    unpacked: [*mut u8; BLOCK_PANELS],
+    rows: Rows<'_>,
+    (octets, first): (Range, usize),
+    mut before: impl FnMut(usize),
+    results: &mut TileResults,
+) {
+    // SAFETY: the caller guarantees the instruction set, and that rows and memory have these octets.
+    unsafe {
+        let mut sums: Sums<BLOCK_ROWS> =
+            if octets.start == 0 { [[_mm512_setzero_ps(); BLOCK_ROWS]; BLOCK_PANELS] } else { load(results, first) };
+        for octet in octets.clone().step_by(EACH) {
+            before(octet);
+            // The compiler would unroll a short loop, and then keep more in memory than in registers.
+            for pair in octet * PAIRS..black_box((octet + EACH) * PAIRS) {
+                let line = (pair - octets.start * PAIRS) * LINE;
+                let weights = unpacked.map(|start| pairs(_mm512_load_si512(start.add(line).cast())));
+                for r in 0..BLOCK_ROWS {
+                    let both = rows.pair(r, pair);
+                    for p in 0..BLOCK_PANELS {
+                        sums[p][r] = _mm512_dpbf16_ps(sums[p][r], weights[p], both);
+                    }
+                }
+            }
+        }
+        store(sums, first, results);
     }
 }

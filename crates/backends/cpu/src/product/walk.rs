@@ -74,6 +74,8 @@ thread_local! {
     static VNNI_TILE: RefCell<vnni::Tile> = RefCell::default();
     /// Memory of a tile of rows in 16 bits and of its results.
     static NUMBER_TILE: RefCell<wide_numbers::Tile> = RefCell::default();
+    /// Memory of a tile of rows in bf16 with bf16 in twelve bits.
+    static SHORT_TILE: RefCell<short::Tile> = RefCell::default();
     /// Memory of a tile of rows in bf16.
     static ROUNDED_TILE: RefCell<wide_numbers::RoundedTile> = RefCell::default();
 }
@@ -319,19 +321,28 @@ pub(super) unsafe fn bf16_blocks(
 /// Multiplies any number of rows in bf16 with panels of bf16 in twelve bits.
 ///
 /// # Safety
-/// AVX-512 with BF16 must be available.
+/// AVX-512 with BF16 must be available, and the input must have room for whole tiles of rows.
 #[cfg(target_arch = "x86_64")]
 pub(super) unsafe fn short_blocks(
     part: &Part,
     panels: Range,
-    input: (&[u16], usize),
+    (input, stride): (&[u16], usize),
     rows: Range,
     output: &Output<'_>,
 ) {
-    NUMBERS.with_borrow_mut(|unpacked| {
+    use short::{Rows, Tile};
+
+    SHORT_TILE.with_borrow_mut(|tile| {
         for pair in PanelPair::all(panels, output) {
-            // SAFETY: the caller guarantees this.
-            unsafe { short::multiply(part, &pair, input, rows.clone(), unpacked) };
+            let weights = pair.weights(|panel| part.panel(panel));
+            for first in rows.clone().step_by(Tile::ROWS) {
+                let count = (rows.end - first).min(Tile::ROWS);
+                pair.prefetch(first..first + count);
+                let some = Rows { elements: &input[first * stride..], stride, count };
+                // SAFETY: the caller guarantees this; the panels have this layout.
+                unsafe { short::multiply(weights, &part.layout, some, first == rows.start, tile) };
+                pair.store(first, 0..count, &mut tile.results);
+            }
         }
     });
 }
