@@ -24,10 +24,12 @@ pub struct Need {
 impl Need {
     /// Returns the needs of a whole load. Its requests run concurrently, as many as allowed, in lockstep; a prompt is
     /// computed at once, and the shared prefix is already in the cache.
+    ///
+    /// Weights in bf16 count sixteen bits, as most servers read them.
     pub(super) fn for_load(program: &Program, load: &Load, limits: &Limits) -> Self {
         let mut wave = Self::default();
         for shape in steps(load) {
-            wave.add(&Self::of_ops(program, &program.ops, &shape, limits));
+            wave.add(&Self::of_ops(program, &program.ops, &shape, ElementBytes::HALF, limits));
         }
         let waves = load.requests as f64 / load.at_a_time as f64;
         let Self { bytes, integer, float, seconds } = wave;
@@ -39,11 +41,12 @@ impl Need {
         program: &Program,
         ops: impl IntoIterator<Item = &'a Op>,
         shape: &StepShape,
+        elements: ElementBytes,
         limits: &Limits,
     ) -> Self {
         let mut need = Self::default();
         for op in ops {
-            let cost = op_cost(program, op, shape, ElementBytes::HALF);
+            let cost = op_cost(program, op, shape, elements);
             need.bytes += (cost.weight_bytes + cost.kv_bytes) as f64;
             match is_integer(program, op) {
                 true => need.integer += cost.flops as f64,

@@ -18,7 +18,7 @@ use octavo_backend_cpu::{ActivationBits, CpuBackend, CpuConfig};
 use octavo_bench::roofline::StepLayout;
 use octavo_benches::peers::roof::Need;
 use octavo_models::{Checkpoint, EncodedImage, ImageGrid, VisionConfig, build_programs};
-use octavo_ops::cost::StepShape;
+use octavo_ops::cost::{ElementBytes, StepShape};
 use octavo_ops::dummy::DummyWeights;
 use octavo_ops::{Backend, Channel, EncodeBatch, Op, Program, StepBatch, WeightSource};
 
@@ -116,6 +116,11 @@ struct Bench {
 }
 
 impl Bench {
+    /// Returns the sizes of elements in memory.
+    fn elements(&self) -> ElementBytes {
+        self.backend.device_profile().elements
+    }
+
     fn prefill(&mut self, context: usize) -> Result<(), Box<dyn Error>> {
         // The first prefill touches the memory.
         let mut times = Vec::new();
@@ -141,8 +146,13 @@ impl Bench {
         }
         let (median, least) = spread(&mut times[1..]);
         let batch = self.batch(sequences, context, 1);
-        let need =
-            Need::of_ops(&self.program, self.program.forward_ops(), &StepShape::from_batch(&batch), &self.limits);
+        let need = Need::of_ops(
+            &self.program,
+            self.program.forward_ops(),
+            &StepShape::from_batch(&batch),
+            self.elements(),
+            &self.limits,
+        );
         println!(
             "\ndecode of {sequences}: {:.1} ms a step, at best {:.1}; {:.1} tokens/s; {:.0} % of the machine's limits",
             median * 1e3,
@@ -171,7 +181,8 @@ impl Bench {
             times.push(started.elapsed());
         }
         let (median, least) = spread(&mut times[1..]);
-        let need = Need::of_ops(encoder, &encoder.ops, &StepShape::encode(&[cells * cells]), &self.limits);
+        let need =
+            Need::of_ops(encoder, &encoder.ops, &StepShape::encode(&[cells * cells]), self.elements(), &self.limits);
         println!(
             "\nimage of {side}x{side}, {} patches, {tokens} tokens: {:.1} ms, at best {:.1}; {:.0} GFLOP, {:.0} GFLOP/s; \
              {:.0} % of the machine's limits",
@@ -219,7 +230,7 @@ impl Bench {
         println!("{:<32} {:>5} {:>9} {:>6} {:>7} {:>8}", "op", "count", "ms", "%", "GB/s", "limit %");
         for (seconds, kind) in rows {
             let ops = kind.ops.iter().map(|&op| &all[op]);
-            let need = Need::of_ops(&self.program, ops, &shape, &self.limits);
+            let need = Need::of_ops(&self.program, ops, &shape, self.elements(), &self.limits);
             println!(
                 "{:<32} {:>5} {:>9.3} {:>6.1} {:>7.1} {:>8.1}",
                 kind.name,

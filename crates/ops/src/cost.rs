@@ -13,7 +13,7 @@ pub use pricer::StepPricer;
 use crate::{
     BufferId, Embed, EmbedTaps, ExpertLinear, ExpertSum, GateRows, HeadLinear, HeadShape, InjectMode, InjectRows,
     LatentPost, Linear, Logits, NormOp, Op, PoolKind, PoolRows, Program, QkvPost, Residual, Route, Rows, StepBatch,
-    TAPS, Weight, WeightId, expected_experts,
+    StorageType, TAPS, Weight, WeightId, expected_experts,
 };
 
 /// Bytes and FLOPs of an op or a step.
@@ -195,13 +195,22 @@ pub struct ElementBytes {
     pub activation: u64,
     /// Size of an element of the KV cache.
     pub kv: u64,
+    /// Size of eight weights that the checkpoint has in bf16: some backends keep them in fewer bits.
+    pub eight_bf16: u64,
 }
 
 impl ElementBytes {
     /// Uses f32 throughout, as the candle backend does.
-    pub const F32: Self = Self { activation: 4, kv: 4 };
+    pub const F32: Self = Self { activation: 4, kv: 4, eight_bf16: 16 };
     /// Uses 16 bits throughout.
-    pub const HALF: Self = Self { activation: 2, kv: 2 };
+    pub const HALF: Self = Self { activation: 2, kv: 2, eight_bf16: 16 };
+
+    /// Returns the size of a weight in memory, and so of what a product reads.
+    fn kept(&self, weight: &Weight) -> u64 {
+        let bf16 = weight.parts.iter().filter(|part| part.storage == StorageType::BF16);
+        let elements = bf16.map(|part| part.rows as u64 * weight.cols as u64).sum::<u64>();
+        weight.kept_bytes().saturating_sub(elements / 8 * (16 - self.eight_bf16.min(16)))
+    }
 }
 
 /// Returns the cost of one op in a step.
@@ -251,7 +260,7 @@ impl Pricer<'_> {
 
     /// Returns the size in bytes of weights so small that they are read once whatever the number of rows.
     fn vectors(&self, ids: impl IntoIterator<Item = WeightId>) -> u64 {
-        ids.into_iter().map(|id| self.weight(id).kept_bytes()).sum()
+        ids.into_iter().map(|id| self.size.kept(self.weight(id))).sum()
     }
 
     fn price(&self, op: &Op) -> Cost {
@@ -329,7 +338,7 @@ impl Pricer<'_> {
 
     fn embed(&self, e: &Embed) -> Cost {
         let table = self.weight(e.table);
-        let row = table.kept_bytes() / table.rows.max(1) as u64;
+        let row = self.size.kept(table) / table.rows.max(1) as u64;
         let out = self.activations(&[e.out]);
         Cost {
             weight_bytes: row * self.step.tokens as u64,
@@ -351,7 +360,7 @@ impl Pricer<'_> {
 
     fn embed_taps(&self, taps: &EmbedTaps) -> Cost {
         let table = self.weight(taps.table);
-        let row = table.kept_bytes() / table.rows.max(1) as u64;
+        let row = self.size.kept(table) / table.rows.max(1) as u64;
         let out = self.activations(&[taps.out]);
         Cost {
             weight_bytes: row * (TAPS * self.step.tokens) as u64,
@@ -412,7 +421,7 @@ impl Pricer<'_> {
         let rows = self.rows(l.input) as u64;
         let written_bytes = rows * weight.rows as u64 * self.size.activation;
         Cost {
-            weight_bytes: if rows == 0 { 0 } else { weight.kept_bytes() },
+            weight_bytes: if rows == 0 { 0 } else { self.size.kept(weight) },
             activation_bytes: rows * (l.heads * weight.cols) as u64 * self.size.activation + written_bytes,
             written_bytes,
             flops: 2 * rows * weight.elements() as u64,
@@ -446,7 +455,7 @@ impl Pricer<'_> {
         let w = self.weight(weight);
         let rows = self.rows(input) as u64;
         Cost {
-            weight_bytes: if rows == 0 { 0 } else { w.kept_bytes() },
+            weight_bytes: if rows == 0 { 0 } else { self.size.kept(w) },
             activation_bytes: self.activations(&[input, out]),
             written_bytes: self.activations(&[out]),
             flops: 2 * rows * (w.rows * w.cols) as u64,
@@ -481,7 +490,7 @@ impl Pricer<'_> {
         let rows = self.rows(l.out) as u64;
         let used = expected_experts(l.experts, self.program.buffers[l.routing.0].cols, self.step.tokens);
         Cost {
-            weight_bytes: used * expert_bytes(self.program, l),
+            weight_bytes: used * expert_bytes(self.program, l, self.size),
             activation_bytes: self.activations(&[l.input, l.out]),
             written_bytes: self.activations(&[l.out]),
             flops: 2 * rows * (weight.elements() / l.experts.max(1)) as u64,
@@ -518,7 +527,7 @@ fn attention_flops(heads: HeadShape) -> u64 {
 }
 
 /// Returns the size of the weights of one expert of an op.
-fn expert_bytes(program: &Program, l: &ExpertLinear) -> u64 {
-    let bytes = |id: WeightId| program.weights[id.0].kept_bytes();
+fn expert_bytes(program: &Program, l: &ExpertLinear, size: ElementBytes) -> u64 {
+    let bytes = |id: WeightId| size.kept(&program.weights[id.0]);
     (bytes(l.weight) + l.bias.map_or(0, bytes)) / l.experts.max(1) as u64
 }

@@ -378,7 +378,8 @@ impl Backend for CpuBackend {
             KvDtype::Bf16 => 2,
             KvDtype::Int8 | KvDtype::Fp8 => 1,
         };
-        DeviceProfile { elements: ElementBytes { activation: 4, kv }, peaks: None, memory: None }
+        let eight_bf16 = if self.isa.multiplies_short() { 12 } else { 16 };
+        DeviceProfile { elements: ElementBytes { activation: 4, kv, eight_bf16 }, peaks: None, memory: None }
     }
 
     fn forward(&mut self, batch: &StepBatch) -> Result<(), BackendError> {

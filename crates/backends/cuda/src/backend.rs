@@ -271,7 +271,11 @@ impl Backend for CudaBackend {
     fn device_profile(&self) -> DeviceProfile {
         let size = self.dtype.bytes() as u64;
         DeviceProfile {
-            elements: ElementBytes { activation: size, kv: self.config.kv_cache.bytes(self.dtype) as u64 },
+            elements: ElementBytes {
+                activation: size,
+                kv: self.config.kv_cache.bytes(self.dtype) as u64,
+                ..ElementBytes::HALF
+            },
             peaks: peaks(&self.gpu, self.dtype),
             memory: self.model.as_ref().map(|model| (model.memory_bytes(), model.step_bytes())),
         }

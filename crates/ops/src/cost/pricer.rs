@@ -27,7 +27,7 @@ struct ExpertPrice {
 }
 
 /// Groups the weights of experts by the number of tokens that uses them.
-fn expert_prices(program: &Program) -> Vec<ExpertPrice> {
+fn expert_prices(program: &Program, size: ElementBytes) -> Vec<ExpertPrice> {
     let mut prices: Vec<ExpertPrice> = Vec::new();
     for op in &program.ops {
         let Op::ExpertLinear(l) = op else { continue };
@@ -36,7 +36,7 @@ fn expert_prices(program: &Program) -> Vec<ExpertPrice> {
             prices.push(ExpertPrice { experts, chosen, bytes_an_expert: 0 });
             prices.len() - 1
         });
-        prices[at].bytes_an_expert += expert_bytes(program, l);
+        prices[at].bytes_an_expert += expert_bytes(program, l, size);
     }
     prices
 }
@@ -57,7 +57,7 @@ struct AttentionPrice {
 impl StepPricer {
     /// Creates the prices of a program with these element sizes.
     pub fn new(program: &Program, size: ElementBytes) -> Self {
-        let experts = expert_prices(program);
+        let experts = expert_prices(program, size);
         let price = |[tokens, sampled, pooled, injected]: [usize; 4]| {
             let shape = StepShape { tokens, sampled, pooled, injected, ..StepShape::default() };
             let mut cost = step_cost(program, &shape, size);

@@ -361,7 +361,9 @@ fn element(kind: PanelKind, panel: &[u8], k: usize, lane: usize) -> f32 {
             let bits = u16::from_le_bytes(half_at((k / 2 * PANEL + lane) * 2 + k % 2));
             f32::from_bits(u32::from(bits) << 16)
         }
-        PanelKind::Quant(..) | PanelKind::Packed(_) | PanelKind::Short => unreachable!("only plain elements are read as they are"),
+        PanelKind::Quant(..) | PanelKind::Packed(_) | PanelKind::Short => {
+            unreachable!("only plain elements are read as they are")
+        }
     }
 }
 

@@ -73,7 +73,9 @@ unsafe fn dense_rows<const M: usize, const ROWS: usize>(
                     add!(cols - 1, |panel| even(line(panel.add(cols / 2 * LINE))));
                 }
             }
-            PanelKind::Quant(..) | PanelKind::Packed(_) | PanelKind::Short => unreachable!("integers are no plain elements"),
+            PanelKind::Quant(..) | PanelKind::Packed(_) | PanelKind::Short => {
+                unreachable!("integers are no plain elements")
+            }
         }
     }
     for (results, sums) in results.iter_mut().zip(sums) {

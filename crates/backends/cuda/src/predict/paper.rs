@@ -194,7 +194,7 @@ impl PaperProgram {
             arena,
             limits,
             plans,
-            elements: ElementBytes { activation: element, kv: kv_element },
+            elements: ElementBytes { activation: element, kv: kv_element, ..ElementBytes::HALF },
             scan,
             graphs: config.graphs,
         })
