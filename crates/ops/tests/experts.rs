@@ -138,6 +138,19 @@ fn a_step_with_experts_is_priced_as_the_sum_of_its_ops() {
 }
 
 #[test]
+fn weights_in_bf16_cost_what_a_backend_keeps() {
+    let mut program = program(12, 3);
+    let step = StepShape::prefill(7);
+    let bytes = |program: &Program, eight_bf16| {
+        step_cost(program, &step, ElementBytes { eight_bf16, ..ElementBytes::HALF }).weight_bytes
+    };
+    assert_eq!(bytes(&program, 12), bytes(&program, 16), "weights in f32");
+    program.weights.iter_mut().flat_map(|weight| &mut weight.parts).for_each(|part| part.storage = StorageType::BF16);
+    // Rows have a multiple of eight elements.
+    assert_eq!(4 * bytes(&program, 12), 3 * bytes(&program, 16));
+}
+
+#[test]
 fn a_slab_is_a_part_of_its_tensor() {
     let mut weights = MemoryWeights::default();
     weights.insert("all", vec![3, 2, 2], &(0..12).map(|x| x as f32).collect::<Vec<_>>());
