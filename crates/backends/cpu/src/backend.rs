@@ -19,7 +19,7 @@ use crate::lora::Adapter;
 use crate::media::MediaCache;
 use crate::plan::Plan;
 use crate::pool::{Pool, available_threads};
-use crate::weights::{Target, WeightDtype};
+use crate::weights::{Arena, Target, WeightDtype};
 use crate::{Isa, NAME, failed};
 
 /// Supported numbers of tokens per KV block.
@@ -219,9 +219,9 @@ impl CpuBackend {
             read += bytes as u64;
             progress(read);
         };
-        let copies = self.copies(program);
+        let arenas = (0..self.copies(program)).map(|_| Arena::default()).collect();
         let short = self.isa.multiplies_short();
-        let target = Target { pool: &mut self.pool, copies, dtype: self.weight_dtype, short };
+        let target = Target { pool: &mut self.pool, arenas, dtype: self.weight_dtype, short };
         let loaded = Copies::read(program, target, source, &mut advance)?;
         for (storage, kept) in loaded::conversions(program, self.weight_dtype) {
             tracing::info!("weights in {storage} are kept as {kept}");

@@ -79,7 +79,7 @@ impl Copies {
         source: &dyn WeightSource,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self, BackendError> {
-        let mut copies: Vec<Vec<Loaded>> = (0..target.copies).map(|_| Vec::new()).collect();
+        let mut copies: Vec<Vec<Loaded>> = target.arenas.iter().map(|_| Vec::new()).collect();
         let target = &mut target;
         for (weight, form) in program.weights.iter().zip(weight_forms(program)) {
             let loaded: Vec<Loaded> = match form {

@@ -492,10 +492,15 @@ mod tests {
     use super::*;
     use crate::loaded::Copies;
     use crate::pool::Pool;
-    use crate::weights::{Target, WeightDtype};
+    use crate::weights::{Arena, Target, WeightDtype};
 
     fn plan(program: &Program, source: &dyn WeightSource) -> Plan {
-        let target = Target { pool: &mut Pool::new(1).unwrap(), copies: 1, dtype: WeightDtype::AsStored, short: false };
+        let target = Target {
+            pool: &mut Pool::new(1).unwrap(),
+            arenas: vec![Arena::default()],
+            dtype: WeightDtype::AsStored,
+            short: false,
+        };
         let loaded = Copies::read(program, target, source, &mut |_| {}).unwrap();
         Plan::new(program, loaded.shapes(), Isa::Portable, false).unwrap()
     }

@@ -8,7 +8,7 @@ use super::*;
 use crate::activation::{Activation, Forms};
 use crate::pool::Pool;
 use crate::rows::GROUP;
-use crate::weights::{Layout, Target, WeightDtype};
+use crate::weights::{Arena, Layout, Target, WeightDtype};
 
 /// Returns a random weight in two parts, of which the first is not a whole number of panels.
 fn matrix(storage: StorageType, cols: usize) -> Matrix {
@@ -35,7 +35,7 @@ fn loaded(
         WeightPart { tensor: name.into(), rows, storage, slab: None }
     });
     let weight = Weight { name: "w".into(), rows: 93, cols, parts: parts.into() };
-    let mut target = Target { pool: &mut Pool::new(1).unwrap(), copies: 1, dtype, short };
+    let mut target = Target { pool: &mut Pool::new(1).unwrap(), arenas: vec![Arena::default()], dtype, short };
     crate::weights::load(&weight, &mut target, &weights, &mut |_| {}).unwrap().remove(0)
 }
 

@@ -8,8 +8,8 @@ use octavo_ops::{BackendError, StorageType, TensorData, Weight, WeightPart, Weig
 
 use super::blocks::{GroupScale, group, half_at, nibbles, pair, q2k, to_q8};
 use super::layout::{Layout, Numbers, PanelKind};
-use super::{Matrix, PANEL, Part, WeightDtype, kept_as, short};
-use crate::memory::{Lines, Shared};
+use super::{Arena, Matrix, PANEL, Part, WeightDtype, kept_as, short};
+use crate::memory::Shared;
 use crate::pool::Pool;
 use crate::rows::GROUP;
 
@@ -19,8 +19,8 @@ const SUPER: usize = 256;
 /// Where weights are loaded: once, or on each NUMA node by its own threads.
 pub(crate) struct Target<'p> {
     pub(crate) pool: &'p mut Pool,
-    /// One, or the number of nodes.
-    pub(crate) copies: usize,
+    /// Memory of each copy: one, or one for each node.
+    pub(crate) arenas: Vec<Arena>,
     pub(crate) dtype: WeightDtype,
     /// Whether weights in bf16 are kept in twelve bits, if nothing is lost.
     pub(crate) short: bool,
@@ -34,17 +34,17 @@ pub(crate) fn load(
     source: &dyn WeightSource,
     progress: &mut dyn FnMut(usize),
 ) -> Result<Vec<Matrix>, BackendError> {
-    let mut copies: Vec<_> = (0..target.copies).map(|_| Matrix { parts: Vec::new() }).collect();
+    let mut copies: Vec<_> = target.arenas.iter().map(|_| Matrix { parts: Vec::new() }).collect();
     let mut first = 0;
     for part in &weight.parts {
         let kept = kept_as(part.storage, target.dtype);
         let plain = Layout::new(kept, weight.cols);
         let short = if target.short && kept == StorageType::BF16 { Layout::short(weight.cols) } else { None };
-        let mut filled = rooms(weight, part, target.copies, short.or(plain), first)?;
+        let mut filled = rooms(weight, part, &mut target.arenas, short.or(plain), first)?;
         let data = part.read(weight.cols, source)?;
         if !repack(&mut filled, weight.cols, &data, target.pool) {
-            drop(filled);
-            filled = rooms(weight, part, target.copies, plain, first)?;
+            target.arenas.iter_mut().zip(filled).for_each(|(arena, part)| arena.release(part.data));
+            filled = rooms(weight, part, &mut target.arenas, plain, first)?;
             repack(&mut filled, weight.cols, &data, target.pool);
         }
         copies.iter_mut().zip(filled).for_each(|(copy, part)| copy.parts.push(part));
@@ -81,7 +81,7 @@ pub(crate) fn load_exactly(
 ) -> Result<Vec<Matrix>, BackendError> {
     let (storage, rows) = (StorageType::F32, weight.rows);
     let whole = WeightPart { tensor: weight.name.clone(), rows, storage, slab: None };
-    let mut parts = rooms(weight, &whole, target.copies, Layout::new(storage, weight.cols), 0)?;
+    let mut parts = rooms(weight, &whole, &mut target.arenas, Layout::new(storage, weight.cols), 0)?;
     let values = load_vector(weight, source, progress)?;
     let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
     let data = TensorData { storage, shape: vec![rows, weight.cols], bytes: Cow::Owned(bytes) };
@@ -105,7 +105,7 @@ pub(crate) fn load_experts(
         cols: weight.cols,
         parts: parts.to_vec(),
     };
-    let mut copies: Vec<_> = (0..target.copies).map(|_| Vec::with_capacity(count)).collect();
+    let mut copies: Vec<_> = target.arenas.iter().map(|_| Vec::with_capacity(count)).collect();
     for parts in weight.parts.chunks(each.max(1)) {
         let matrices = load(&expert(parts), target, source, progress)?;
         copies.iter_mut().zip(matrices).for_each(|(copy, matrix)| copy.push(matrix));
@@ -132,7 +132,7 @@ pub(crate) fn bytes_of(weight: &Weight, dtype: WeightDtype) -> u64 {
 fn rooms(
     weight: &Weight,
     part: &WeightPart,
-    copies: usize,
+    arenas: &mut [Arena],
     layout: Option<Layout>,
     first: usize,
 ) -> Result<Vec<Part>, BackendError> {
@@ -140,8 +140,8 @@ fn rooms(
     let Some((layout, bytes)) = layout.and_then(|layout| Some((layout, size(part, layout)?))) else {
         return Err(BackendError::OutOfMemory { what: what(), needed: u64::MAX });
     };
-    let room = |_| Ok(Part { first, rows: part.rows, layout, data: Lines::zeroed(bytes, what)? });
-    (0..copies).map(room).collect()
+    let room = |arena: &mut Arena| Ok(Part { first, rows: part.rows, layout, data: arena.zeroed(bytes, what)? });
+    arenas.iter_mut().map(room).collect()
 }
 
 /// Writes the data of a part into each of its copies. The system places memory near the thread that writes to it first,

@@ -4,6 +4,7 @@
 //! kernel reads it: one register holds four consecutive inputs of all sixteen rows (integers), or two (bf16), or one
 //! (f16, f32). The same bytes serve the vector products and, row for row, the AMX tiles.
 
+mod arena;
 mod blocks;
 mod layout;
 mod load;
@@ -11,6 +12,8 @@ pub(crate) mod short;
 
 use octavo_ops::StorageType;
 
+pub(crate) use arena::Arena;
+use arena::Room;
 pub(crate) use blocks::{E2M1_CODES, E2M1_OFFSET, IQ4_CODES, IQ4_OFFSET};
 use blocks::{Group, GroupScale};
 #[cfg(target_arch = "x86_64")]
@@ -19,8 +22,6 @@ pub(crate) use layout::{
     Codes, E4M3_OVER_F16, HALVES_OFFSET, Layout, Numbers, PanelKind, STEPS, Scales, WordOrder, nibble_at,
 };
 pub(crate) use load::{Target, bytes_of, load, load_exactly, load_experts, load_vector};
-
-use crate::memory::Lines;
 
 /// Number of output rows in a panel: the f32 lanes of an AVX-512 register.
 pub(crate) const PANEL: usize = 16;
@@ -38,7 +39,7 @@ pub(crate) struct Part {
     pub(crate) rows: usize,
     pub(crate) layout: Layout,
     /// Contiguous panels. Missing rows of the last one are zeros.
-    data: Lines<u8>,
+    data: Room,
 }
 
 impl Matrix {
