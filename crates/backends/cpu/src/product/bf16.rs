@@ -11,6 +11,33 @@ use crate::weights::PANEL;
 /// Number of rows in a block: its sums with two panels and one step's operands fill the registers.
 pub(super) const BLOCK_ROWS: usize = 8;
 
+/// Rows in bf16.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a> {
+    pub(super) elements: &'a [u16],
+    /// Number of elements from a row to the next.
+    pub(super) stride: usize,
+    pub(super) count: usize,
+}
+
+/// Number of rows of a tile, for which what is stored in fewer bits is unpacked once.
+pub(super) const TILE_ROWS: usize = 256;
+
+/// Results of a tile of rows with two panels, not 4 KiB apart, as in `vnni`.
+pub(super) type TileResults = Results<{ TILE_ROWS + 1 }>;
+
+/// Memory of a tile of rows and of what is unpacked for it. A thread keeps it.
+pub(super) struct Tile<U> {
+    pub(super) unpacked: [U; BLOCK_PANELS],
+    pub(super) results: TileResults,
+}
+
+impl<U> Tile<U> {
+    pub(super) fn new(unpacked: [U; BLOCK_PANELS]) -> Self {
+        Self { unpacked, results: [[[0.0; PANEL]; TILE_ROWS + 1]; BLOCK_PANELS] }
+    }
+}
+
 /// A panel of bf16.
 #[derive(Clone, Copy)]
 pub(super) struct Stored {

@@ -5,8 +5,8 @@ use std::arch::x86_64::*;
 use std::hint::black_box;
 
 use super::Range;
-use super::bf16::{BLOCK_ROWS, pairs, words};
-use super::pairs::{BLOCK_PANELS, Results, Sums, load, store};
+use super::bf16::{self, BLOCK_ROWS, Rows, TILE_ROWS, TileResults, pairs, words};
+use super::pairs::{BLOCK_PANELS, Sums, load, store};
 use crate::memory::{LINE, Level, prefetch};
 use crate::rows::GROUP;
 use crate::weights::short::{OCTET, OCTET_BYTES, OCTET_WEIGHTS, TABLE};
@@ -124,36 +124,15 @@ const GROUP_BYTES: usize = GROUP * PANEL * size_of::<u16>();
 
 /// Groups of a panel in bf16.
 #[repr(align(64))]
-struct Unpacked([u8; GROUPS * GROUP_BYTES]);
+pub(super) struct Unpacked([u8; GROUPS * GROUP_BYTES]);
 
-/// Results of a tile of rows with two panels, not 4 KiB apart, as in `vnni`.
-type TileResults = Results<{ Tile::ROWS + 1 }>;
-
-/// Memory of a tile of many rows. A thread keeps it.
-pub(super) struct Tile {
-    unpacked: [Unpacked; BLOCK_PANELS],
-    pub(super) results: TileResults,
-}
-
-impl Tile {
-    /// Number of rows, for which a group is unpacked once.
-    pub(super) const ROWS: usize = 256;
-}
+/// Memory of a tile of many rows.
+pub(super) type Tile = bf16::Tile<Unpacked>;
 
 impl Default for Tile {
     fn default() -> Self {
-        let unpacked = [const { Unpacked([0; GROUPS * GROUP_BYTES]) }; BLOCK_PANELS];
-        Self { unpacked, results: [[[0.0; PANEL]; Self::ROWS + 1]; BLOCK_PANELS] }
+        Self::new([const { Unpacked([0; GROUPS * GROUP_BYTES]) }; BLOCK_PANELS])
     }
-}
-
-/// Rows in bf16.
-#[derive(Clone, Copy)]
-pub(super) struct Rows<'a> {
-    pub(super) elements: &'a [u16],
-    /// Number of elements from a row to the next.
-    pub(super) stride: usize,
-    pub(super) count: usize,
 }
 
 /// Multiplies a tile of rows with two panels. `ahead` prefetches the two that follow in memory.
@@ -169,7 +148,7 @@ pub(super) unsafe fn multiply(
     tile: &mut Tile,
 ) {
     let panels = panels.map(|panel| Panel::new(panel, layout));
-    assert!(rows.count <= Tile::ROWS && layout.cols <= rows.stride);
+    assert!(rows.count <= TILE_ROWS && layout.cols <= rows.stride);
     assert!(rows.elements.len() >= (rows.count.next_multiple_of(BLOCK_ROWS) - 1) * rows.stride + layout.cols);
     if ahead {
         (0..layout.octets_at()).step_by(LINE).for_each(|line| panels.iter().for_each(|panel| panel.prefetch(line)));

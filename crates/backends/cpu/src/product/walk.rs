@@ -257,6 +257,27 @@ pub(super) unsafe fn number_blocks(part: &Part, panels: Range, input: &Quant<'_>
     });
 }
 
+/// Calls a function with each pair of panels, each tile of rows in bf16 and whether it is the first one, and stores the results.
+#[cfg(target_arch = "x86_64")]
+fn tiles_of_bf16<U>(
+    panels: Range,
+    (input, stride): (&[u16], usize),
+    rows: Range,
+    output: &Output<'_>,
+    tile: &mut bf16::Tile<U>,
+    multiply: impl Fn(&PanelPair<'_>, bf16::Rows<'_>, bool, &mut bf16::Tile<U>),
+) {
+    for pair in PanelPair::all(panels, output) {
+        for first in rows.clone().step_by(bf16::TILE_ROWS) {
+            let count = (rows.end - first).min(bf16::TILE_ROWS);
+            pair.prefetch(first..first + count);
+            let some = bf16::Rows { elements: &input[first * stride..], stride, count };
+            multiply(&pair, some, first == rows.start, tile);
+            pair.store(first, 0..count, &mut tile.results);
+        }
+    }
+}
+
 /// Multiplies rows in bf16 with panels of packed numbers, in blocks of a few rows and two panels each.
 ///
 /// # Safety
@@ -265,24 +286,16 @@ pub(super) unsafe fn number_blocks(part: &Part, panels: Range, input: &Quant<'_>
 pub(super) unsafe fn rounded_blocks(
     part: &Part,
     panels: Range,
-    (input, stride): (&[u16], usize),
+    input: (&[u16], usize),
     rows: Range,
     output: &Output<'_>,
 ) {
-    use wide_numbers::{Bf16Rows, RoundedTile};
-
     ROUNDED_TILE.with_borrow_mut(|tile| {
-        for pair in PanelPair::all(panels, output) {
+        tiles_of_bf16(panels, input, rows, output, tile, |pair, some, ahead, tile| {
             let weights = pair.weights(|panel| part.panel(panel));
-            for first in rows.clone().step_by(RoundedTile::ROWS) {
-                let count = (rows.end - first).min(RoundedTile::ROWS);
-                pair.prefetch(first..first + count);
-                let some = Bf16Rows { elements: &input[first * stride..], stride, count };
-                // SAFETY: the caller guarantees this; the panels have this layout.
-                unsafe { wide_numbers::multiply_rounded(weights, &part.layout, some, first == rows.start, tile) };
-                pair.store(first, 0..count, &mut tile.results);
-            }
-        }
+            // SAFETY: the caller guarantees this; the panels have this layout.
+            unsafe { wide_numbers::multiply_rounded(weights, &part.layout, some, ahead, tile) };
+        });
     });
 }
 
@@ -326,24 +339,16 @@ pub(super) unsafe fn bf16_blocks(
 pub(super) unsafe fn short_blocks(
     part: &Part,
     panels: Range,
-    (input, stride): (&[u16], usize),
+    input: (&[u16], usize),
     rows: Range,
     output: &Output<'_>,
 ) {
-    use short::{Rows, Tile};
-
     SHORT_TILE.with_borrow_mut(|tile| {
-        for pair in PanelPair::all(panels, output) {
+        tiles_of_bf16(panels, input, rows, output, tile, |pair, some, ahead, tile| {
             let weights = pair.weights(|panel| part.panel(panel));
-            for first in rows.clone().step_by(Tile::ROWS) {
-                let count = (rows.end - first).min(Tile::ROWS);
-                pair.prefetch(first..first + count);
-                let some = Rows { elements: &input[first * stride..], stride, count };
-                // SAFETY: the caller guarantees this; the panels have this layout.
-                unsafe { short::multiply(weights, &part.layout, some, first == rows.start, tile) };
-                pair.store(first, 0..count, &mut tile.results);
-            }
-        }
+            // SAFETY: the caller guarantees this; the panels have this layout.
+            unsafe { short::multiply(weights, &part.layout, some, ahead, tile) };
+        });
     });
 }
 

@@ -25,7 +25,6 @@ pub(crate) struct Arena {
 struct Chunk {
     memory: Arc<Lines<u8>>,
     start: NonNull<u8>,
-    len: usize,
     used: usize,
     /// End of what is not zero.
     written: usize,
@@ -47,13 +46,13 @@ impl Chunk {
     fn new(len: usize, what: impl FnOnce() -> String) -> Result<Self, BackendError> {
         let mut lines = Lines::zeroed(len, what)?;
         let start = NonNull::from(&mut lines[..]).cast();
-        Ok(Self { memory: Arc::new(lines), start, len, used: 0, written: 0 })
+        Ok(Self { memory: Arc::new(lines), start, used: 0, written: 0 })
     }
 
     /// Returns the next bytes, as zeros, if there are so many.
     fn take(&mut self, len: usize) -> Option<Room> {
         let from = self.used.next_multiple_of(LINE);
-        let end = from.checked_add(len).filter(|end| *end <= self.len)?;
+        let end = from.checked_add(len).filter(|end| *end <= self.memory.len())?;
         // SAFETY: the bytes are in the chunk.
         let mut room = Room { start: unsafe { self.start.add(from) }, len, chunk: Arc::clone(&self.memory) };
         room[..self.written.saturating_sub(from).min(len)].fill(0);

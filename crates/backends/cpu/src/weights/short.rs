@@ -27,7 +27,7 @@ pub(crate) const OCTET_WEIGHTS: usize = OCTET * PANEL;
 pub(crate) const TABLE: usize = 16;
 
 /// Entry after the last exception. Its index is that of no weight.
-pub(crate) const END: u32 = u32::MAX;
+const END: u32 = u32::MAX;
 
 /// Number of inputs from which the index of a weight does not fit in an exception.
 const TOO_MANY: usize = 1 << 20;

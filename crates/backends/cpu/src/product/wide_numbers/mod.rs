@@ -21,7 +21,7 @@ use crate::memory::Level;
 use crate::rows::GROUP;
 use crate::weights::{Codes, Layout, Numbers, PANEL, PanelKind, Scales};
 use kinds::{E2m1, F8, Lines, Nibbles, PLACES};
-pub(super) use rounded::{Bf16Rows, RoundedTile, multiply_rounded};
+pub(super) use rounded::{RoundedTile, multiply_rounded};
 pub(super) use rows::TileRows;
 use rows::{Block, Blocks};
 

@@ -9,9 +9,9 @@ use std::arch::x86_64::*;
 use super::kinds::{AsBf16, F8Rounded, Lines, Nibbles, PLACES, Rounded};
 use super::{BLOCK_PANELS, PAIRS, Stored, Unpacked, Words, some};
 use crate::memory::Level;
-use crate::product::bf16::pairs;
+use crate::product::bf16::{self, Rows, TileResults, pairs};
 use crate::product::levels::{Fp4, Nf4};
-use crate::product::pairs::{Results, Sums, load, row_blocks, store};
+use crate::product::pairs::{Sums, load, row_blocks, store};
 use crate::rows::GROUP;
 use crate::weights::{Layout, Numbers, PANEL, PanelKind};
 
@@ -22,29 +22,15 @@ const ROWS: usize = 6;
 /// Number of rows up to which numbers are multiplied as they are read.
 const FEW_ROWS: usize = 4;
 
-/// Number of rows of a tile, for which a group is unpacked once.
-const TILE_ROWS: usize = 256;
-
 /// Largest number of groups that are unpacked at once: those of two panels take half of the first-level cache.
 const GROUPS: usize = 8;
 
-/// Results of a tile of rows with two panels, not 4 KiB apart, as in `vnni`.
-type RoundedResults = Results<{ TILE_ROWS + 1 }>;
-
-/// Memory of a tile. A thread keeps it, as it does [`Tile`](super::Tile).
-pub(in super::super) struct RoundedTile {
-    pub(in super::super) unpacked: [[Group; GROUPS]; BLOCK_PANELS],
-    pub(in super::super) results: RoundedResults,
-}
-
-impl RoundedTile {
-    pub(in super::super) const ROWS: usize = TILE_ROWS;
-}
+/// Memory of a tile.
+pub(in super::super) type RoundedTile = bf16::Tile<[Group; GROUPS]>;
 
 impl Default for RoundedTile {
     fn default() -> Self {
-        let unpacked = [const { [const { Group::ZERO }; GROUPS] }; BLOCK_PANELS];
-        Self { unpacked, results: [[[0.0; PANEL]; TILE_ROWS + 1]; BLOCK_PANELS] }
+        Self::new([const { [const { Group::ZERO }; GROUPS] }; BLOCK_PANELS])
     }
 }
 
@@ -55,15 +41,6 @@ fn groups_at_once(rows: usize) -> usize {
 
 /// Number of lines of a group, each of which has four pairs of inputs.
 const LINES: usize = PAIRS / 4;
-
-/// Rows in bf16.
-#[derive(Clone, Copy)]
-pub(in super::super) struct Bf16Rows<'a> {
-    pub(in super::super) elements: &'a [u16],
-    /// Number of elements from a row to the next.
-    pub(in super::super) stride: usize,
-    pub(in super::super) count: usize,
-}
 
 /// A group of a block of rows.
 #[derive(Clone, Copy)]
@@ -92,7 +69,7 @@ impl Block {
 pub(in super::super) unsafe fn multiply_rounded(
     panels: [&[u8]; BLOCK_PANELS],
     layout: &Layout,
-    rows: Bf16Rows<'_>,
+    rows: Rows<'_>,
     ahead: bool,
     tile: &mut RoundedTile,
 ) {
@@ -112,7 +89,7 @@ pub(in super::super) unsafe fn multiply_rounded(
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn multiply_any<K: AsBf16>(panels: Stored<'_>, rows: Bf16Rows<'_>, tile: &mut RoundedTile) {
+unsafe fn multiply_any<K: AsBf16>(panels: Stored<'_>, rows: Rows<'_>, tile: &mut RoundedTile) {
     // SAFETY: the caller guarantees this.
     unsafe {
         match rows.count {
@@ -127,11 +104,7 @@ unsafe fn multiply_any<K: AsBf16>(panels: Stored<'_>, rows: Bf16Rows<'_>, tile: 
 /// Multiplies a few rows with numbers as they are read.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn multiply_few<K: AsBf16, const N: usize>(
-    panels: Stored<'_>,
-    rows: Bf16Rows<'_>,
-    results: &mut RoundedResults,
-) {
+unsafe fn multiply_few<K: AsBf16, const N: usize>(panels: Stored<'_>, rows: Rows<'_>, results: &mut TileResults) {
     let mut ahead = panels.ahead();
     let [mut sums, mut dots] = [[[_mm512_setzero_ps(); N]; BLOCK_PANELS]; 2];
     let mut units = [_mm512_setzero_ps(); BLOCK_PANELS];
@@ -211,7 +184,7 @@ unsafe fn unpack<K: AsBf16>(panel: *const u8, layout: &Layout, start: usize, gro
 /// Multiplies rows with groups that are unpacked once for all.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn multiply_many<K: AsBf16>(panels: Stored<'_>, rows: Bf16Rows<'_>, tile: &mut RoundedTile) {
+unsafe fn multiply_many<K: AsBf16>(panels: Stored<'_>, rows: Rows<'_>, tile: &mut RoundedTile) {
     let RoundedTile { unpacked, results } = tile;
     let mut ahead = panels.ahead();
     let (groups, each) = (panels.layout.groups(), groups_at_once(rows.count));
@@ -250,7 +223,7 @@ unsafe fn add_groups<const N: usize>(
     groups: [&[Group]; BLOCK_PANELS],
     mut block: Block,
     (are_first, row): (bool, usize),
-    results: &mut RoundedResults,
+    results: &mut TileResults,
 ) {
     let mut dots = [[_mm512_setzero_ps(); N]; BLOCK_PANELS];
     // SAFETY: the instruction set is available.
