@@ -12,7 +12,7 @@ use crate::Isa;
 use crate::activation::{Activation, Rows, Span, TILE};
 use crate::attention::{Attention, Run, Task};
 use crate::experts::Routing;
-use crate::kv::{BLOCK, KvCache, LayerCache};
+use crate::kv::{BLOCK, FreshPage, KvCache, LayerCache};
 use crate::loaded::Copies;
 use crate::lora::{Adapter, LoraScratch};
 use crate::media::{MediaCache, MediaRows};
@@ -42,6 +42,7 @@ pub(crate) struct Scratch {
     pub(crate) angles: Vec<(Shared<f32>, Shared<f32>)>,
     /// Caches by KV group and layer.
     pub(crate) caches: Vec<Vec<LayerCache>>,
+    fresh_pages: Vec<FreshPage>,
     /// Largest logit by row and chunk of the head.
     tops: Lines<f32>,
     pub(crate) largest: Option<Shared<f32>>,
@@ -121,7 +122,7 @@ impl Scratch {
             self.largest = Some(Shared::new(&mut self.tops));
         }
         self.lora.set_up(forward);
-        kv.share(&mut self.caches);
+        kv.share(&batch.slot_mapping, &mut self.caches, &mut self.fresh_pages);
     }
 }
 
@@ -163,6 +164,11 @@ impl Forward<'_> {
     pub(crate) fn run(&self, pool: &mut Pool, memory: Memory<'_>) {
         let scratch = self.set_up(memory);
         pool.run(&|worker| {
+            if !scratch.fresh_pages.is_empty() {
+                // SAFETY: the cache is borrowed until the region ends, and each page is taken by one thread.
+                worker.share(scratch.fresh_pages.len(), |page| unsafe { scratch.fresh_pages[page].map() });
+                worker.barrier();
+            }
             for stage in &self.plan.stages {
                 if self.is_skipped(stage, scratch) {
                     continue;

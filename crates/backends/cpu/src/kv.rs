@@ -1,11 +1,12 @@
 //! The paged KV cache.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use octavo_ops::{BackendError, HeadShape, KvGroup, KvScales, Values};
 
 use crate::failed;
-use crate::memory::{Level, Lines, Shared};
+use crate::memory::{HUGE, Level, Lines, Shared};
 use crate::rows::CodedRow;
 
 /// Number of tokens in a block: the number of lanes in which keys are multiplied with a query.
@@ -70,6 +71,35 @@ pub(crate) struct KvCache {
     /// Distance of two blocks in words.
     stride: usize,
     data: Lines<u32>,
+    /// Whether a step has written a page, by page.
+    written: Vec<bool>,
+}
+
+/// Number of words in a huge page.
+const PAGE: usize = HUGE / size_of::<u32>();
+
+/// A page of the cache that no step has written.
+///
+/// The system clears a page when it is first written. If two threads are the first at the same time, which is likely because
+/// they write adjacent tokens, both clear it and one has worked in vain.
+#[derive(Clone, Copy)]
+pub(crate) struct FreshPage {
+    data: Shared<u32>,
+    word: usize,
+}
+
+impl FreshPage {
+    /// Lets the system map the page. Its content stays the same.
+    ///
+    /// # Safety
+    /// The cache must not be moved, and no other thread may use the page during the call.
+    pub(crate) unsafe fn map(self) {
+        // SAFETY: the caller guarantees this; the word is aligned.
+        let word = unsafe { AtomicU32::from_ptr(&mut self.data.part(self.word, 1)[0]) };
+        // One instruction that reads and writes: after a read, the system would map a page of zeros and later small pages. The
+        // compiler must not know that nothing changes, or it would only read.
+        word.fetch_or(std::hint::black_box(0), Ordering::Relaxed);
+    }
 }
 
 /// Location of a layer.
@@ -158,7 +188,8 @@ impl KvCache {
         let data = Lines::zeroed(stride.saturating_mul(blocks), || "the KV cache".into())?;
         let mut groups: Vec<_> = layouts.into_iter().map(|(layers, _)| layers).collect();
         groups.iter_mut().flatten().for_each(|layer| layer.stride = stride);
-        Ok(Self { blocks, groups, stride, data })
+        let written = vec![false; data.len().div_ceil(PAGE)];
+        Ok(Self { blocks, groups, stride, data, written })
     }
 
     /// Returns the number of blocks, including the null block.
@@ -166,13 +197,24 @@ impl KvCache {
         self.blocks
     }
 
-    /// Writes access to the layers of each group, for the threads of a region, into `out`.
-    pub(crate) fn share(&mut self, out: &mut Vec<Vec<LayerCache>>) {
+    /// Writes access to the layers of each group, for the threads of a region, into `out`, and the pages of the slots that the step is
+    /// the first to write into `fresh`.
+    pub(crate) fn share(&mut self, slots: &[Vec<u32>], out: &mut Vec<Vec<LayerCache>>, fresh: &mut Vec<FreshPage>) {
         let data = Shared::new(&mut self.data);
+        fresh.clear();
         out.resize_with(self.groups.len(), Vec::new);
-        for (out, layers) in out.iter_mut().zip(&self.groups) {
+        for ((out, layers), slots) in out.iter_mut().zip(&self.groups).zip(slots) {
             out.clear();
             out.extend(layers.iter().map(|&layer| LayerCache { layer, data }));
+            let words = layers.last().map_or(0, |layer| layer.start + layer.block_words());
+            for block in slots.chunk_by(|a, b| a / BLOCK as u32 == b / BLOCK as u32) {
+                let start = block[0] as usize / BLOCK * self.stride;
+                for page in start / PAGE..(start + words).div_ceil(PAGE) {
+                    if !std::mem::replace(&mut self.written[page], true) {
+                        fresh.push(FreshPage { data, word: page * PAGE });
+                    }
+                }
+            }
         }
     }
 
@@ -309,5 +351,31 @@ impl LayerCache {
         let (keys, rest) = words.split_at(self.layer.key_words());
         let (values, scales) = rest.split_at(self.layer.value_words());
         HeadBlock { keys, values, scales }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_fresh_once() {
+        let heads = HeadShape { q: 8, kv: 8, dim: 128, values: Values::Own };
+        let group = KvGroup { layers: vec![heads; 6], scales: Vec::new(), window: None };
+        // A block has 393 216 bytes and a gap of 4096.
+        let mut cache = KvCache::new(&[group], 24, KvDtype::Bf16).unwrap();
+        assert_eq!(cache.stride * size_of::<u32>(), 397_312);
+        let (mut layers, mut fresh) = (Vec::new(), Vec::new());
+        let mut pages = |slots: &[u32]| -> Vec<usize> {
+            cache.share(&[slots.to_vec()], &mut layers, &mut fresh);
+            // SAFETY: the cache is not moved, and nothing else uses it.
+            fresh.iter().for_each(|page| unsafe { page.map() });
+            fresh.iter().map(|page| page.word / PAGE).collect()
+        };
+        assert_eq!(pages(&[0, 1, 2, 16, 17]), [0]);
+        assert_eq!(pages(&[18]), []);
+        // A block that ends in the next page.
+        assert_eq!(pages(&[79, 80, 81]), [1]);
+        assert_eq!(pages(&[23 * 16 + 15, 160]), [4, 2]);
     }
 }

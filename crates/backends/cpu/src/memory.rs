@@ -11,7 +11,7 @@ pub(crate) const LINE: usize = 64;
 
 /// Size of a huge page in bytes. Rows of activations and blocks of the cache are far apart, so with small pages the
 /// address translation takes longer than the reads.
-const HUGE: usize = 2 << 20;
+pub(crate) const HUGE: usize = 2 << 20;
 
 /// Numbers for which every bit pattern is valid, including all zeros.
 ///
