@@ -194,11 +194,18 @@ impl Unpacked {
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn fill(&mut self, weights: impl Lines) {
         for line in 0..PAIRS / PLACES.len() {
-            // SAFETY: the caller guarantees this; a pair fills a register.
-            unsafe {
-                for (place, words) in PLACES.into_iter().zip(weights.pairs(line)) {
-                    _mm512_store_si512(self.0[2 * line + place].as_mut_ptr().cast(), words);
-                }
+            // SAFETY: the caller guarantees this.
+            unsafe { self.fill_line(weights, line) };
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn fill_line(&mut self, weights: impl Lines, line: usize) {
+        // SAFETY: the caller guarantees this; a pair fills a register.
+        unsafe {
+            for (place, words) in PLACES.into_iter().zip(weights.pairs(line)) {
+                _mm512_store_si512(self.0[2 * line + place].as_mut_ptr().cast(), words);
             }
         }
     }

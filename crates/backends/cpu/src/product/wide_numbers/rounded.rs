@@ -161,57 +161,85 @@ impl Group {
     const ZERO: Self = Self { numbers: Unpacked::ZERO, unit: [0.0; PANEL], is_last: true };
 }
 
-/// Unpacks groups of a panel, from a multiple of [`AsBf16::TOGETHER`] on.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn unpack<K: AsBf16>(panel: *const u8, layout: &Layout, start: usize, groups: &mut [Group]) {
-    let mut unit = _mm512_setzero_ps();
-    for index in 0..groups.len() {
-        // SAFETY: the caller guarantees that the panel has this group; an array of a panel fills a register.
-        unsafe {
-            let mut weights = K::new(panel.add((start + index) * K::BYTES));
-            let [scales, _] = K::scales(panel, layout, start + index);
-            if !begins_unit(&mut weights, start + index, scales, &mut unit) {
-                groups[index - 1].is_last = false;
-            }
-            groups[index].numbers.fill(weights);
-            _mm512_store_ps(groups[index].unit.as_mut_ptr(), unit);
-            groups[index].is_last = true;
-        }
-    }
-}
-
-/// Multiplies rows with groups that are unpacked once for all.
+/// Multiplies rows with groups that are unpacked once for all, beside the products of the first rows.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn multiply_many<K: AsBf16>(panels: Stored<'_>, rows: Rows<'_>, tile: &mut RoundedTile) {
-    let RoundedTile { unpacked, results } = tile;
+    let RoundedTile { unpacked: [first, second], results } = tile;
     let mut ahead = panels.ahead();
     let (groups, each) = (panels.layout.groups(), groups_at_once(rows.count));
     // What follows is prefetched between blocks, because memory would be busy for longer than all at once takes.
-    let ahead_of_block = each.div_ceil(rows.count.div_ceil(ROWS));
+    let ahead_of_block = each.div_ceil((rows.count - FEW_ROWS).div_ceil(ROWS));
     for start in (0..groups).step_by(each) {
         let count = each.min(groups - start);
         let mut following = 0..count;
         // SAFETY: the caller guarantees this; the panels and the rows have these groups.
         unsafe {
-            for (panel, unpacked) in panels.starts.into_iter().zip(&mut *unpacked) {
-                unpack::<K>(panel, panels.layout, start, &mut unpacked[..count]);
-            }
-            let unpacked = [&unpacked[0][..count], &unpacked[1][..count]];
-            for (row, of_block) in row_blocks(rows.count, ROWS) {
+            let block = |row: usize| Block {
+                at: rows.elements.as_ptr().add(row * rows.stride + start * GROUP),
+                stride: rows.stride,
+            };
+            unpack_beside::<K>(panels, start, [&mut first[..count], &mut second[..count]], block(0), results);
+            let unpacked = [&first[..count], &second[..count]];
+            for (row, of_block) in row_blocks(rows.count - FEW_ROWS, ROWS) {
                 for _ in following.by_ref().take(ahead_of_block) {
                     ahead.iter_mut().for_each(|ahead| ahead.prefetch(Level::Second, K::LINES));
                 }
-                let at = rows.elements.as_ptr().add(row * rows.stride + start * GROUP);
-                let block = Block { at, stride: rows.stride };
+                let (row, are_first) = (FEW_ROWS + row, start == 0);
                 match of_block {
-                    2 => add_groups::<2>(unpacked, block, (start == 0, row), results),
-                    4 => add_groups::<4>(unpacked, block, (start == 0, row), results),
-                    _ => add_groups::<ROWS>(unpacked, block, (start == 0, row), results),
+                    2 => add_groups::<2>(unpacked, block(row), (are_first, row), results),
+                    4 => add_groups::<4>(unpacked, block(row), (are_first, row), results),
+                    _ => add_groups::<ROWS>(unpacked, block(row), (are_first, row), results),
                 }
             }
         }
+    }
+}
+
+/// Unpacks groups from `start` on, a multiple of [`AsBf16::TOGETHER`], and adds their products with the first rows as [`add_groups`] does.
+/// Numbers are unpacked while others are multiplied.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn unpack_beside<K: AsBf16>(
+    panels: Stored<'_>,
+    start: usize,
+    mut unpacked: [&mut [Group]; BLOCK_PANELS],
+    mut block: Block,
+    results: &mut TileResults,
+) {
+    let mut dots = [[_mm512_setzero_ps(); FEW_ROWS]; BLOCK_PANELS];
+    // SAFETY: the instruction set is available.
+    let mut sums = unsafe { if start == 0 { dots } else { load(results, 0) } };
+    let mut units = [_mm512_setzero_ps(); BLOCK_PANELS];
+    for index in 0..unpacked[0].len() {
+        // SAFETY: the caller guarantees this; the panels and the rows have this group, and an array of a panel fills a register.
+        unsafe {
+            let mut weights = panels.groups::<K>(start + index);
+            let scales = panels.scales::<K>(start + index);
+            for p in 0..BLOCK_PANELS {
+                let unit = units[p];
+                let begins = begins_unit(&mut weights[p], start + index, scales[p][0], &mut units[p]);
+                if index > 0 {
+                    unpacked[p][index - 1].is_last = begins;
+                    if begins {
+                        add_scaled(&mut dots[p], unit, &mut sums[p]);
+                    }
+                }
+                let group = &mut unpacked[p][index];
+                group.is_last = true;
+                _mm512_store_ps(group.unit.as_mut_ptr(), units[p]);
+            }
+            let [first, second] = &mut unpacked;
+            add_lines(weights, [&mut first[index].numbers, &mut second[index].numbers], block, &mut dots);
+            block.at = block.at.add(GROUP);
+        }
+    }
+    // SAFETY: the instruction set is available.
+    unsafe {
+        for p in 0..BLOCK_PANELS {
+            add_scaled(&mut dots[p], units[p], &mut sums[p]);
+        }
+        store(sums, 0, results);
     }
 }
 
@@ -258,26 +286,55 @@ static PAIRS_BY_LINE: [u8; PAIRS] = {
 };
 
 /// Adds the products of an unpacked group. Each sum takes one product after the other of all others.
-#[expect(clippy::needless_range_loop, reason = "by index, what is in arrays ends in registers")]
 #[inline(always)]
 unsafe fn add_unpacked<const N: usize>((first, second): (&Unpacked, &Unpacked), block: Block, dots: &mut Sums<N>) {
     for at in some(0..PAIRS) {
         // SAFETY: the caller guarantees this.
         unsafe {
             let pair = usize::from(*PAIRS_BY_LINE.get_unchecked(at));
-            let weights = [Words::pair(first, pair), Words::pair(second, pair)];
-            for r in 0..N {
-                let both = block.pair(r, pair);
-                for p in 0..BLOCK_PANELS {
-                    dots[p][r] = _mm512_dpbf16_ps(dots[p][r], pairs(weights[p]), both);
-                }
+            add_pair([Words::pair(first, pair), Words::pair(second, pair)], block, pair, dots);
+        }
+    }
+}
+
+/// Adds the products of a pair of inputs.
+#[expect(clippy::needless_range_loop, reason = "by index, what is in arrays ends in registers")]
+#[inline(always)]
+unsafe fn add_pair<const N: usize>(weights: [__m512i; BLOCK_PANELS], block: Block, pair: usize, dots: &mut Sums<N>) {
+    for r in 0..N {
+        // SAFETY: the caller guarantees this.
+        unsafe {
+            let both = block.pair(r, pair);
+            for p in 0..BLOCK_PANELS {
+                dots[p][r] = _mm512_dpbf16_ps(dots[p][r], pairs(weights[p]), both);
+            }
+        }
+    }
+}
+
+/// Unpacks a group and adds its products.
+#[inline(always)]
+unsafe fn add_lines<K: Lines>(
+    weights: [K; BLOCK_PANELS],
+    mut unpacked: [&mut Unpacked; BLOCK_PANELS],
+    block: Block,
+    dots: &mut Sums<FEW_ROWS>,
+) {
+    for line in some(0..LINES) {
+        // SAFETY: the caller guarantees this.
+        unsafe {
+            for (weights, unpacked) in weights.into_iter().zip(&mut unpacked) {
+                unpacked.fill_line(weights, line);
+            }
+            for place in PLACES {
+                let pair = 2 * line + place;
+                add_pair([Words::pair(&*unpacked[0], pair), Words::pair(&*unpacked[1], pair)], block, pair, dots);
             }
         }
     }
 }
 
 /// Adds the products of a group as it is read.
-#[expect(clippy::needless_range_loop, reason = "by index, what is in arrays ends in registers")]
 #[inline(always)]
 unsafe fn add_group<W: Lines, const N: usize>(panels: [W; BLOCK_PANELS], block: Block, dots: &mut Sums<N>) {
     for line in some(0..LINES) {
@@ -285,12 +342,7 @@ unsafe fn add_group<W: Lines, const N: usize>(panels: [W; BLOCK_PANELS], block: 
         unsafe {
             let weights = [panels[0].pairs(line), panels[1].pairs(line)];
             for (k, place) in PLACES.into_iter().enumerate() {
-                for r in 0..N {
-                    let both = block.pair(r, 2 * line + place);
-                    for p in 0..BLOCK_PANELS {
-                        dots[p][r] = _mm512_dpbf16_ps(dots[p][r], pairs(weights[p][k]), both);
-                    }
-                }
+                add_pair([weights[0][k], weights[1][k]], block, 2 * line + place, dots);
             }
         }
     }
