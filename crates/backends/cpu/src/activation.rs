@@ -243,9 +243,9 @@ impl Column {
         unsafe { self.elements.array(self.start + row * self.stride) }
     }
 
-    /// Prefetches the elements of some rows.
+    /// Prefetches the elements of some rows, which are to be written.
     pub(crate) fn prefetch(self, rows: usize) {
-        (0..rows).for_each(|row| self.elements.prefetch(Level::First, self.start + row * self.stride, LANES));
+        (0..rows).for_each(|row| self.elements.prefetch(Level::Written, self.start + row * self.stride, LANES));
     }
 }
 
@@ -284,14 +284,14 @@ impl Rows {
     pub(crate) fn prefetch_forms(&self, Span { row, from, len }: Span) {
         if self.forms.quant {
             let (at, groups) = (row * (self.cols / GROUP) + from / GROUP, len / GROUP);
-            self.codes.prefetch(Level::First, 2 * (row * self.cols + from), 2 * len);
-            self.scales.prefetch(Level::First, at, groups);
-            self.sums.prefetch(Level::First, at, groups);
-            self.totals.prefetch(Level::First, at, groups);
-            self.steps.prefetch(Level::First, at, groups);
+            self.codes.prefetch(Level::Written, 2 * (row * self.cols + from), 2 * len);
+            self.scales.prefetch(Level::Written, at, groups);
+            self.sums.prefetch(Level::Written, at, groups);
+            self.totals.prefetch(Level::Written, at, groups);
+            self.steps.prefetch(Level::Written, at, groups);
         }
         if self.forms.bf16 {
-            self.bf16.prefetch(Level::First, row * bf16_stride(self.cols) + from, len);
+            self.bf16.prefetch(Level::Written, row * bf16_stride(self.cols) + from, len);
         }
     }
 

@@ -311,11 +311,11 @@ impl LayerCache {
         let keys = self.layer.at(block, head);
         let values = keys + self.layer.key_words();
         for word in (0..self.layer.key_words()).step_by(BLOCK) {
-            self.data.prefetch(Level::First, keys + word, 1);
+            self.data.prefetch(Level::Written, keys + word, 1);
         }
         let in_a_word = self.layer.dtype.in_a_word();
         for chunk in (0..self.layer.value_words()).step_by(BLOCK / in_a_word * CHUNK) {
-            self.data.prefetch(Level::First, values + chunk + slot / in_a_word * CHUNK, 1);
+            self.data.prefetch(Level::Written, values + chunk + slot / in_a_word * CHUNK, 1);
         }
     }
 

@@ -239,6 +239,8 @@ pub(crate) enum Level {
     First,
     /// This is for weights, keys and values, which follow each other faster than memory answers.
     Second,
+    /// The first one, for lines that are written: other cores give up their copies, for which a write would have to wait.
+    Written,
 }
 
 /// Prefetches a line.
@@ -251,6 +253,10 @@ pub(crate) fn prefetch<T>(level: Level, line: *const T) {
         match level {
             Level::First => _mm_prefetch::<_MM_HINT_T0>(line.cast()),
             Level::Second => _mm_prefetch::<_MM_HINT_T1>(line.cast()),
+            // The compiler would need a target feature for it. Processors without the instruction do nothing.
+            Level::Written => {
+                std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly))
+            }
         }
     }
     #[cfg(target_arch = "aarch64")]
@@ -260,6 +266,7 @@ pub(crate) fn prefetch<T>(level: Level, line: *const T) {
         match level {
             Level::First => asm!("prfm pldl1keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly)),
             Level::Second => asm!("prfm pldl2keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly)),
+            Level::Written => asm!("prfm pstl1keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly)),
         }
     }
     #[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
