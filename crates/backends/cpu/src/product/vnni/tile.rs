@@ -17,7 +17,7 @@ const ROWS: usize = 6;
 const ROWS_OF_HALVES: usize = 4;
 
 /// Number of rows of a tile, for which a group is unpacked once.
-pub(in super::super) const TILE_ROWS: usize = 64;
+pub(in super::super) const TILE_ROWS: usize = 128;
 
 /// Number of groups that are unpacked at once: those of two panels, and of a block of rows, take a third of the first-level cache.
 const GROUPS: usize = 8;
