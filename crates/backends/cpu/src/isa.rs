@@ -17,8 +17,8 @@ pub enum Isa {
     /// NEON with dot products and matrix products of 8-bit integers (`FEAT_I8MM`).
     #[cfg(target_arch = "aarch64")]
     I8mm,
-    /// The same with dot products of bf16 (`FEAT_BF16`): activations that are multiplied with bf16 weights are rounded to
-    /// bf16.
+    /// The same with dot products of bf16 (`FEAT_BF16`): queries of attention are rounded to bf16, and so are activations
+    /// that are multiplied with bf16 weights.
     #[cfg(target_arch = "aarch64")]
     I8mmBf16,
     /// AVX2, FMA and F16C.
@@ -52,13 +52,13 @@ impl Isa {
         Self::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Self::Portable)
     }
 
-    /// Returns whether weights in bf16 are multiplied directly instead of being widened to f32.
+    /// Returns whether weights, keys and values in bf16 are multiplied directly instead of being widened to f32.
     pub(crate) const fn multiplies_bf16(self) -> bool {
         #[cfg(target_arch = "aarch64")]
         if matches!(self, Self::I8mmBf16) {
             return true;
         }
-        self.attends_in_bf16()
+        matches!(self, Self::Avx512Bf16 | Self::Amx)
     }
 
     /// Returns whether weights in bf16 are multiplied from twelve bits without being unpacked in memory first.
@@ -70,11 +70,6 @@ impl Isa {
     #[cfg(target_arch = "x86_64")]
     pub(crate) const fn has_wide_registers(self) -> bool {
         matches!(self, Self::Avx512 | Self::Avx512Bf16 | Self::Amx)
-    }
-
-    /// Returns whether attention multiplies keys and values in bf16 directly.
-    pub(crate) const fn attends_in_bf16(self) -> bool {
-        matches!(self, Self::Avx512Bf16 | Self::Amx)
     }
 
     /// Returns whether this machine supports it and the operating system permits this process to use it.

@@ -197,15 +197,17 @@ impl KvCache {
         self.blocks
     }
 
-    /// Writes access to the layers of each group, for the threads of a region, into `out`, and the pages of the slots that the step is
-    /// the first to write into `fresh`.
+    /// Writes access to the layers of each group, for the threads of a region, into `out`, and the pages of a step's slots that no step has
+    /// written into `fresh`.
     pub(crate) fn share(&mut self, slots: &[Vec<u32>], out: &mut Vec<Vec<LayerCache>>, fresh: &mut Vec<FreshPage>) {
         let data = Shared::new(&mut self.data);
-        fresh.clear();
         out.resize_with(self.groups.len(), Vec::new);
-        for ((out, layers), slots) in out.iter_mut().zip(&self.groups).zip(slots) {
+        for (out, layers) in out.iter_mut().zip(&self.groups) {
             out.clear();
             out.extend(layers.iter().map(|&layer| LayerCache { layer, data }));
+        }
+        fresh.clear();
+        for (slots, layers) in slots.iter().zip(&self.groups) {
             let words = layers.last().map_or(0, |layer| layer.start + layer.block_words());
             for block in slots.chunk_by(|a, b| a / BLOCK as u32 == b / BLOCK as u32) {
                 let start = block[0] as usize / BLOCK * self.stride;

@@ -11,6 +11,8 @@ mod amx;
 mod bf16;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+#[cfg(target_arch = "aarch64")]
+mod neon_bf16;
 mod plain;
 #[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
 mod walk;
@@ -80,7 +82,7 @@ pub(crate) struct Task {
 
 /// Returns the number of rows that the kernel processes at once: in f32 they need more registers.
 fn most_rows(isa: Isa) -> usize {
-    if isa.attends_in_bf16() { ROWS } else { ROWS / 2 }
+    if isa.multiplies_bf16() { ROWS } else { ROWS / 2 }
 }
 
 /// Largest number of calls of the kernel in a task.
@@ -102,7 +104,7 @@ pub(crate) struct Block<'a> {
     /// Scaled queries `[rows, D]`, D rounded up to pairs of chunks.
     q: &'a [f32],
     /// Queries in bf16, for instruction sets that multiply bf16.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
     narrow_q: &'a [u16],
     /// First and last position that each row sees.
     sees: &'a [(usize, usize)],
@@ -272,9 +274,13 @@ fn attend(isa: Isa, block: Block<'_>) {
         }
     }
     #[cfg(target_arch = "aarch64")]
-    if isa >= Isa::Neon {
-        // SAFETY: an `Isa` is only used where it is available.
-        return unsafe { neon::attend(block) };
+    // SAFETY: an `Isa` is only used where it is available.
+    unsafe {
+        match isa {
+            Isa::I8mmBf16 => return neon_bf16::attend(block),
+            Isa::Neon | Isa::Dotprod | Isa::I8mm => return neon::attend(block),
+            _ => {}
+        }
     }
     let _ = whole_tiles;
     isa.attend_plain(isa, block);
@@ -394,7 +400,7 @@ impl Attention<'_> {
                     scaled[..dim].copy_from_slice(q);
                     scaled[dim..].fill(0.0);
                     isa.scale(scaled, self.scale * scales.key);
-                    if isa.attends_in_bf16() {
+                    if isa.multiplies_bf16() {
                         isa.to_bf16(scaled, &mut scratch.narrow_q[slot * padded..][..padded]);
                     }
                 }
@@ -410,7 +416,7 @@ impl Attention<'_> {
                             widened: &mut scratch.widened,
                         },
                         q: &scratch.q[..rows.len() * padded],
-                        #[cfg(target_arch = "x86_64")]
+                        #[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
                         narrow_q: &scratch.narrow_q,
                         sees: &scratch.sees,
                         starts: &scratch.starts,

@@ -12,7 +12,7 @@ pub(crate) mod gated;
 #[cfg(target_arch = "x86_64")]
 mod levels;
 #[cfg(target_arch = "aarch64")]
-mod neon;
+pub(crate) mod neon;
 mod numbers;
 #[cfg(target_arch = "x86_64")]
 mod outlying;

@@ -83,7 +83,7 @@ unsafe fn rows<const N: usize>(
 /// Adds to each sum the products of two weights with pair `LANE` of `a`. The intrinsic is not stable.
 #[inline]
 #[target_feature(enable = "neon,bf16")]
-fn dot<const LANE: i32>(mut sums: float32x4_t, weights: uint16x8_t, a: uint16x8_t) -> float32x4_t {
+pub(crate) fn dot<const LANE: i32>(mut sums: float32x4_t, weights: uint16x8_t, a: uint16x8_t) -> float32x4_t {
     // SAFETY: the instruction only computes with its registers.
     unsafe {
         asm!(

@@ -4,7 +4,7 @@
 //! is multiplied with codes as they are read. For more rows, a group of a panel is unpacked to bytes in the first-level
 //! cache first. All sums within a group are exact, so that a row's bits are those of every other kernel.
 
-mod bf16;
+pub(crate) mod bf16;
 mod dense;
 mod multiply;
 mod read;
