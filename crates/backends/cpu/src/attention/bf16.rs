@@ -4,7 +4,7 @@
 use std::arch::x86_64::*;
 
 use super::plain::{FLOOR, Running, visible, whole};
-use super::walk::{FEW_ROWS, each_row, queries, walk};
+use super::walk::{FEW_ROWS, by_rows_in_bf16, each_row, queries, walk};
 use super::wide::weigh_with;
 use super::{Block, KEYS, ROWS};
 use crate::Isa;
@@ -19,18 +19,7 @@ use crate::product::bf16::pairs;
 #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 pub(super) unsafe fn attend(block: Block<'_>) {
     // SAFETY: the caller guarantees this.
-    unsafe {
-        match block.sees.len() {
-            1 => rows::<1>(block),
-            2 => rows::<2>(block),
-            3 => rows::<3>(block),
-            4 => rows::<4>(block),
-            5 | 6 => rows::<6>(block),
-            7 | 8 => rows::<8>(block),
-            9..=12 => rows::<12>(block),
-            _ => rows::<ROWS>(block),
-        }
-    }
+    unsafe { by_rows_in_bf16!(rows, block) }
 }
 
 /// Computes `R` rows in bf16. Rows that do not exist repeat the first.

@@ -4,7 +4,7 @@
 use std::arch::aarch64::*;
 
 use super::plain::{Running, visible, weigh, whole};
-use super::walk::{each_row, queries, walk};
+use super::walk::{by_rows_in_bf16, each_row, queries, walk};
 use super::{Block, KEYS, ROWS, chunk_of};
 use crate::Isa;
 use crate::kv::{BLOCK, CHUNK};
@@ -23,18 +23,7 @@ const REGISTERS: usize = BLOCK / LANES;
 #[target_feature(enable = "neon,bf16")]
 pub(super) unsafe fn attend(block: Block<'_>) {
     // SAFETY: the caller guarantees this.
-    unsafe {
-        match block.sees.len() {
-            1 => rows::<1>(block),
-            2 => rows::<2>(block),
-            3 => rows::<3>(block),
-            4 => rows::<4>(block),
-            5 | 6 => rows::<6>(block),
-            7 | 8 => rows::<8>(block),
-            9..=12 => rows::<12>(block),
-            _ => rows::<ROWS>(block),
-        }
-    }
+    unsafe { by_rows_in_bf16!(rows, block) }
 }
 
 /// Calls a kernel for a few of `R` rows at a time: the sums of four rows, and the words that are multiplied, take most of the registers.

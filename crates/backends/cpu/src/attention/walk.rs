@@ -102,10 +102,26 @@ macro_rules! by_rows {
     };
 }
 
+/// Calls a kernel for the number of rows of a block in bf16, which is at most [`ROWS`](super::ROWS).
+macro_rules! by_rows_in_bf16 {
+    ($rows:ident, $block:ident) => {
+        match $block.sees.len() {
+            1 => $rows::<1>($block),
+            2 => $rows::<2>($block),
+            3 => $rows::<3>($block),
+            4 => $rows::<4>($block),
+            5 | 6 => $rows::<6>($block),
+            7 | 8 => $rows::<8>($block),
+            9..=12 => $rows::<12>($block),
+            _ => $rows::<ROWS>($block),
+        }
+    };
+}
+
 /// Returns the queries of `R` rows, of which `count` exist. Rows that do not exist repeat the first.
 pub(super) fn queries<T, const R: usize>(q: &[T], count: usize) -> [&[T]; R] {
     let width = q.len() / count;
     std::array::from_fn(|r| &q[if r < count { r } else { 0 } * width..][..width])
 }
 
-pub(super) use {by_rows, each_row, walk};
+pub(super) use {by_rows, by_rows_in_bf16, each_row, walk};
