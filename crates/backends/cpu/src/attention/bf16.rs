@@ -4,7 +4,7 @@
 use std::arch::x86_64::*;
 
 use super::plain::{FLOOR, Running, visible, whole};
-use super::walk::{FEW_ROWS, by_rows_in_bf16, each_row, queries, walk};
+use super::walk::{FEW_ROWS, by_rows, each_row, queries, walk};
 use super::wide::weigh_with;
 use super::{Block, KEYS, ROWS};
 use crate::Isa;
@@ -19,7 +19,7 @@ use crate::product::bf16::pairs;
 #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 pub(super) unsafe fn attend(block: Block<'_>) {
     // SAFETY: the caller guarantees this.
-    unsafe { by_rows_in_bf16!(rows, block) }
+    unsafe { by_rows!(rows, block, ROWS, 7 | 8 => 8, 9..=12 => 12) }
 }
 
 /// Computes `R` rows in bf16. Rows that do not exist repeat the first.

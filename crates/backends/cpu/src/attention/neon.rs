@@ -19,7 +19,7 @@ const LANES: usize = 8;
 #[target_feature(enable = "neon")]
 pub(super) unsafe fn attend(block: Block<'_>) {
     // SAFETY: the caller guarantees this.
-    unsafe { by_rows!(rows, block) }
+    unsafe { by_rows!(rows, block, ROWS / 2) }
 }
 
 /// Computes `R` rows. Rows that do not exist repeat the first.

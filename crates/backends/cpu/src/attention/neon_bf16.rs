@@ -4,7 +4,7 @@
 use std::arch::aarch64::*;
 
 use super::plain::{Running, visible, weigh, whole};
-use super::walk::{by_rows_in_bf16, each_row, queries, walk};
+use super::walk::{by_rows, each_row, queries, walk};
 use super::{Block, KEYS, ROWS, chunk_of};
 use crate::Isa;
 use crate::kv::{BLOCK, CHUNK};
@@ -23,7 +23,7 @@ const REGISTERS: usize = BLOCK / LANES;
 #[target_feature(enable = "neon,bf16")]
 pub(super) unsafe fn attend(block: Block<'_>) {
     // SAFETY: the caller guarantees this.
-    unsafe { by_rows_in_bf16!(rows, block) }
+    unsafe { by_rows!(rows, block, ROWS, 7 | 8 => 8, 9..=12 => 12) }
 }
 
 /// Calls a kernel for a few of `R` rows at a time: the sums of four rows, and the words that are multiplied, take most of the registers.

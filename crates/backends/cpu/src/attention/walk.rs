@@ -88,32 +88,18 @@ macro_rules! each_row {
     };
 }
 
-/// Calls a kernel for the number of rows of a block in f32, which is at most half of [`ROWS`](super::ROWS).
+/// Calls a kernel for the number of rows of a block, which is at most `$most`. Between six and that, it is called for the numbers that
+/// are given, with the counts of rows for which it is.
 macro_rules! by_rows {
-    ($rows:ident, $block:ident) => {
+    ($rows:ident, $block:ident, $most:expr $(, $counts:pat => $some:literal)*) => {
         match $block.sees.len() {
             1 => $rows::<1>($block),
             2 => $rows::<2>($block),
             3 => $rows::<3>($block),
             4 => $rows::<4>($block),
             5 | 6 => $rows::<6>($block),
-            _ => $rows::<{ ROWS / 2 }>($block),
-        }
-    };
-}
-
-/// Calls a kernel for the number of rows of a block in bf16, which is at most [`ROWS`](super::ROWS).
-macro_rules! by_rows_in_bf16 {
-    ($rows:ident, $block:ident) => {
-        match $block.sees.len() {
-            1 => $rows::<1>($block),
-            2 => $rows::<2>($block),
-            3 => $rows::<3>($block),
-            4 => $rows::<4>($block),
-            5 | 6 => $rows::<6>($block),
-            7 | 8 => $rows::<8>($block),
-            9..=12 => $rows::<12>($block),
-            _ => $rows::<ROWS>($block),
+            $($counts => $rows::<$some>($block),)*
+            _ => $rows::<{ $most }>($block),
         }
     };
 }
@@ -124,4 +110,4 @@ pub(super) fn queries<T, const R: usize>(q: &[T], count: usize) -> [&[T]; R] {
     std::array::from_fn(|r| &q[if r < count { r } else { 0 } * width..][..width])
 }
 
-pub(super) use {by_rows, by_rows_in_bf16, each_row, walk};
+pub(super) use {by_rows, each_row, walk};

@@ -73,7 +73,7 @@ pub(super) unsafe fn turn(keys: &[u32], values: &mut [u32]) {
 #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) unsafe fn attend(block: Block<'_>) {
     // SAFETY: the caller guarantees this.
-    unsafe { by_rows!(rows, block) }
+    unsafe { by_rows!(rows, block, ROWS / 2) }
 }
 
 /// Computes `R` rows in f32. Rows that do not exist repeat the first.
