@@ -46,16 +46,17 @@ impl<'a> PanelPair<'a> {
     }
 }
 
-/// Divides rows into blocks of 2, 4, or `most` if it is 6. Returns the first row of each and its number of rows. The last row of the last
-/// block may not exist.
+/// Divides rows into blocks of an even number of rows, at most `most`, which is 4, 6 or 8. Returns the first row of each and its number
+/// of rows. The last row of the last block may not exist. Two rows have too few sums for them to be computed without waiting, so
+/// that the last two are divided with those before them if blocks may have more than four.
 pub(super) fn row_blocks(count: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
     let mut next = 0;
     std::iter::from_fn(move || {
-        let rows = match count.saturating_sub(next) {
+        let rows = match count.saturating_sub(next).next_multiple_of(2) {
             0 => return None,
-            1 | 2 => 2,
-            5 | 6 | 9.. if most > 4 => most,
-            _ => 4,
+            left if left <= most => left,
+            left if left == most + 2 && most > 4 => most - 2,
+            _ => most,
         };
         next += rows;
         Some((next - rows, rows))

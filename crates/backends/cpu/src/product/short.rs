@@ -6,7 +6,7 @@ use std::hint::black_box;
 
 use super::Range;
 use super::bf16::{self, BLOCK_ROWS, Rows, TILE_ROWS, TileResults, pairs, words};
-use super::pairs::{BLOCK_PANELS, Sums, load, store};
+use super::pairs::{BLOCK_PANELS, Sums, load, row_blocks, store};
 use crate::memory::{LINE, Level, prefetch};
 use crate::rows::GROUP;
 use crate::weights::short::{OCTET, OCTET_BYTES, OCTET_WEIGHTS, TABLE};
@@ -149,7 +149,7 @@ pub(super) unsafe fn multiply(
 ) {
     let panels = panels.map(|panel| Panel::new(panel, layout));
     assert!(rows.count <= TILE_ROWS && layout.cols <= rows.stride);
-    assert!(rows.elements.len() >= (rows.count.next_multiple_of(BLOCK_ROWS) - 1) * rows.stride + layout.cols);
+    assert!(rows.elements.len() >= (rows.count.next_multiple_of(2) - 1) * rows.stride + layout.cols);
     if ahead {
         (0..layout.octets_at()).step_by(LINE).for_each(|line| panels.iter().for_each(|panel| panel.prefetch(line)));
     }
@@ -159,7 +159,8 @@ pub(super) unsafe fn multiply(
             1 => few::<1>(panels, rows, &mut tile.results),
             2 => few::<2>(panels, rows, &mut tile.results),
             3 | 4 => few::<4>(panels, rows, &mut tile.results),
-            5..=BLOCK_ROWS => few::<BLOCK_ROWS>(panels, rows, &mut tile.results),
+            5 | 6 => few::<6>(panels, rows, &mut tile.results),
+            7..=BLOCK_ROWS => few::<BLOCK_ROWS>(panels, rows, &mut tile.results),
             _ => many(panels, rows, ahead, tile),
         }
     }
@@ -212,81 +213,130 @@ impl Rows<'_> {
 /// Multiplies rows with groups that are unpacked once for all, beside the products of the first block.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn many(panels: [Panel; BLOCK_PANELS], rows: Rows<'_>, ahead: bool, tile: &mut Tile) {
-    let Tile { unpacked, results } = tile;
+unsafe fn many(panels: [Panel; BLOCK_PANELS], rows: Rows<'_>, ahead: bool, Tile { unpacked, results }: &mut Tile) {
     let groups = panels[0].layout.groups();
     let each = groups.div_ceil(groups.div_ceil(GROUPS));
     let mut exceptions = panels.map(|panel| panel.exceptions());
-    // SAFETY: the caller guarantees the instruction set.
-    let tables = unsafe { [panels[0].table(), panels[1].table()] };
     // Memory would be busy for longer than one block takes.
-    let blocks = rows.count.div_ceil(BLOCK_ROWS);
-    let lines = if blocks >= OCTET_LINES { 1 } else { OCTET_LINES };
+    let lines = if rows.count.div_ceil(BLOCK_ROWS) >= OCTET_LINES { 1 } else { OCTET_LINES };
     for start in (0..groups).step_by(each) {
         let octets = start * GROUP / OCTET..(start + each).min(groups) * GROUP / OCTET;
         let out = [0, 1].map(|p: usize| unpacked[p].0.as_mut_ptr());
-        for block in 0..blocks {
+        for (block, (first, count)) in row_blocks(rows.count, BLOCK_ROWS).enumerate() {
             let following = if ahead { block * lines..((block + 1) * lines).min(OCTET_LINES) } else { 0..0 };
-            let prefetch = |octet| {
-                for line in following.clone() {
-                    panels.iter().for_each(|panel| panel.prefetch_line(octet, line));
-                }
-            };
-            let first = block * BLOCK_ROWS;
+            let octets = Octets { panels, octets: octets.clone(), out, following };
             let some = Rows { elements: &rows.elements[first * rows.stride..], ..rows };
             // SAFETY: the caller guarantees this; the panels, the rows and the memory have these octets.
             unsafe {
-                if block == 0 {
-                    let unpack = |octet| {
-                        for p in 0..BLOCK_PANELS {
-                            let mut weights = panels[p].octet(tables[p], octet);
-                            exceptions[p].replace(octet, &mut weights);
-                            let out = out[p].add((octet - octets.start) * PAIRS * LINE);
-                            for (pair, weights) in weights.into_iter().enumerate() {
-                                _mm512_store_si512(out.add(pair * LINE).cast(), words(weights));
-                            }
-                        }
-                        prefetch(octet);
-                    };
-                    add_octets::<1>(out, some, (octets.clone(), first), unpack, results);
-                } else if following.is_empty() {
-                    add_octets::<{ GROUP / OCTET }>(out, some, (octets.clone(), first), |_| (), results);
-                } else {
-                    add_octets::<1>(out, some, (octets.clone(), first), prefetch, results);
+                match (block, count) {
+                    (0, 6) => octets.add_first::<6>(&mut exceptions, some, results),
+                    (0, _) => octets.add_first::<BLOCK_ROWS>(&mut exceptions, some, results),
+                    (_, 2) => octets.add::<2>(some, first, results),
+                    (_, 4) => octets.add::<4>(some, first, results),
+                    (_, 6) => octets.add::<6>(some, first, results),
+                    _ => octets.add::<BLOCK_ROWS>(some, first, results),
                 }
             }
         }
     }
 }
 
-/// Adds the products of unpacked octets with a block of rows to the results from a row on. Calls a function before each `EACH` octets.
-#[expect(clippy::needless_range_loop, reason = "by index, what is in arrays ends in registers")]
-#[inline(always)]
-unsafe fn add_octets<const EACH: usize>(
-    unpacked: [*mut u8; BLOCK_PANELS],
-    rows: Rows<'_>,
-    (octets, first): (Range, usize),
-    mut before: impl FnMut(usize),
-    results: &mut TileResults,
-) {
-    // SAFETY: the caller guarantees the instruction set, and that rows and memory have these octets.
-    unsafe {
-        let mut sums: Sums<BLOCK_ROWS> =
-            if octets.start == 0 { [[_mm512_setzero_ps(); BLOCK_ROWS]; BLOCK_PANELS] } else { load(results, first) };
-        for octet in octets.clone().step_by(EACH) {
-            before(octet);
-            // The compiler would unroll a short loop, and then keep more in memory than in registers.
-            for pair in octet * PAIRS..black_box((octet + EACH) * PAIRS) {
-                let line = (pair - octets.start * PAIRS) * LINE;
-                let weights = unpacked.map(|start| pairs(_mm512_load_si512(start.add(line).cast())));
-                for r in 0..BLOCK_ROWS {
-                    let both = rows.pair(r, pair);
-                    for p in 0..BLOCK_PANELS {
-                        sums[p][r] = _mm512_dpbf16_ps(sums[p][r], weights[p], both);
+/// Some octets of two panels that are unpacked together.
+struct Octets {
+    panels: [Panel; BLOCK_PANELS],
+    octets: Range,
+    /// Where they are when they are unpacked.
+    out: [*mut u8; BLOCK_PANELS],
+    /// The lines of each that are prefetched in the panels that follow.
+    following: Range,
+}
+
+impl Octets {
+    /// Prefetches lines of an octet in the panels that follow.
+    #[inline(always)]
+    fn prefetch(&self, octet: usize) {
+        for line in self.following.clone() {
+            self.panels.iter().for_each(|panel| panel.prefetch_line(octet, line));
+        }
+    }
+
+    /// Unpacks the octets, and adds their products with the first rows to the results.
+    ///
+    /// # Safety
+    /// AVX-512 with BF16 must be available. Panels and rows must have the octets, and there must be room for them where they are unpacked.
+    #[inline(never)]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn add_first<const ROWS: usize>(
+        &self,
+        exceptions: &mut [Exceptions; BLOCK_PANELS],
+        rows: Rows<'_>,
+        results: &mut TileResults,
+    ) {
+        // SAFETY: the caller guarantees this.
+        unsafe {
+            let tables = [self.panels[0].table(), self.panels[1].table()];
+            let unpack = |octet| {
+                for p in 0..BLOCK_PANELS {
+                    let mut weights = self.panels[p].octet(tables[p], octet);
+                    exceptions[p].replace(octet, &mut weights);
+                    let out = self.out[p].add((octet - self.octets.start) * PAIRS * LINE);
+                    for (pair, weights) in weights.into_iter().enumerate() {
+                        _mm512_store_si512(out.add(pair * LINE).cast(), words(weights));
+                    }
+                }
+                self.prefetch(octet);
+            };
+            self.add_each::<ROWS, 1>(rows, 0, unpack, results);
+        }
+    }
+
+    /// Adds the products of the unpacked octets with a block of rows to the results from a row on.
+    ///
+    /// # Safety
+    /// As for [`Self::add_first`]; they must have been unpacked.
+    #[inline(never)]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn add<const ROWS: usize>(&self, rows: Rows<'_>, first: usize, results: &mut TileResults) {
+        // SAFETY: the caller guarantees this.
+        unsafe {
+            if self.following.is_empty() {
+                self.add_each::<ROWS, { GROUP / OCTET }>(rows, first, |_| (), results);
+            } else {
+                self.add_each::<ROWS, 1>(rows, first, |octet| self.prefetch(octet), results);
+            }
+        }
+    }
+
+    /// Does so, and calls a function before each `EACH` octets.
+    #[expect(clippy::needless_range_loop, reason = "by index, what is in arrays ends in registers")]
+    #[inline(always)]
+    unsafe fn add_each<const ROWS: usize, const EACH: usize>(
+        &self,
+        rows: Rows<'_>,
+        first: usize,
+        mut before: impl FnMut(usize),
+        results: &mut TileResults,
+    ) {
+        let Self { octets, out, .. } = self;
+        // SAFETY: the caller guarantees the instruction set, and that rows and memory have these octets.
+        unsafe {
+            let mut sums: Sums<ROWS> =
+                if octets.start == 0 { [[_mm512_setzero_ps(); ROWS]; BLOCK_PANELS] } else { load(results, first) };
+            for octet in octets.clone().step_by(EACH) {
+                before(octet);
+                // The compiler would unroll a short loop, and then keep more in memory than in registers.
+                for pair in octet * PAIRS..black_box((octet + EACH) * PAIRS) {
+                    let line = (pair - octets.start * PAIRS) * LINE;
+                    let weights = out.map(|start| pairs(_mm512_load_si512(start.add(line).cast())));
+                    for r in 0..ROWS {
+                        let both = rows.pair(r, pair);
+                        for p in 0..BLOCK_PANELS {
+                            sums[p][r] = _mm512_dpbf16_ps(sums[p][r], weights[p], both);
+                        }
                     }
                 }
             }
+            store(sums, first, results);
         }
-        store(sums, first, results);
     }
 }
