@@ -79,11 +79,11 @@ impl Activation {
         Self { cols, forms, ..Self::default() }
     }
 
-    /// Allocates memory for `rows` rows, and for whole tiles of them in the forms that products read. A tile of rows of logits
-    /// would take several MiB.
+    /// Allocates memory for `rows` rows, and for a tile more in the forms that products read: they read whole tiles of rows, and the
+    /// last one may begin at any row. A tile of rows of logits would take several MiB.
     pub(crate) fn reserve(&mut self, rows: usize) {
         self.plain.reserve_zeroed(rows * plain_stride(self.cols));
-        let rows = rows.next_multiple_of(TILE);
+        let rows = rows + TILE;
         if self.forms.quant {
             self.codes.reserve_zeroed(rows * 2 * self.cols);
             self.scales.reserve_zeroed(rows * (self.cols / GROUP));
@@ -434,6 +434,6 @@ mod tests {
         assert_eq!(logits.plain.len(), plain_stride(49_152));
         let mut read = Activation::new(64, Forms { quant: true, bf16: true, ..Forms::default() });
         read.reserve(1);
-        assert_eq!((read.plain.len(), read.codes.len(), read.bf16.len()), (80, TILE * 128, TILE * 96));
+        assert_eq!((read.plain.len(), read.codes.len(), read.bf16.len()), (80, (1 + TILE) * 128, (1 + TILE) * 96));
     }
 }

@@ -9,7 +9,7 @@ use octavo_ops::{
 };
 
 use crate::Isa;
-use crate::activation::{Activation, Rows, Span, TILE};
+use crate::activation::{Activation, Rows, Span};
 use crate::attention::{Attention, Run, Task};
 use crate::experts::Routing;
 use crate::kv::{BLOCK, FreshPage, KvCache, LayerCache};
@@ -18,7 +18,7 @@ use crate::lora::{Adapter, LoraScratch};
 use crate::media::{MediaCache, MediaRows};
 use crate::memory::{Lines, Shared};
 use crate::plan::{Attended, Gated, Norm, Plan, Product, Stage, prepares_by_head};
-use crate::pool::{Pool, Worker};
+use crate::pool::{Help, Pool, Worker};
 use crate::product::{self, Epilogue, gated};
 use crate::rows;
 use crate::weights::Matrix;
@@ -95,10 +95,7 @@ impl Scratch {
         }
         self.rows.clear();
         for (index, activation) in activations.iter_mut().enumerate() {
-            let buffer = &plan.buffers[index];
-            // The rows of an expert may begin anywhere, and a tile of them may end beyond the last row.
-            let spare = if matches!(buffer.rows, RowCount::Routed(_)) { TILE } else { 0 };
-            activation.reserve(forward.count(BufferId(index)) + spare);
+            activation.reserve(forward.count(BufferId(index)));
             self.rows.push(activation.shared());
         }
         self.routings.resize_with(plan.buffers.len(), Routing::default);
@@ -227,6 +224,11 @@ impl Forward<'_> {
         }
     }
 
+    /// Returns when threads help each other in a stage whose pieces are in the order of so many rows.
+    pub(crate) fn help(&self, rows: usize, worker: Worker<'_>) -> Help {
+        if product::groups(self.isa, rows, worker.threads()) > 1 { Help::Late } else { Help::Always }
+    }
+
     /// Runs a thread's part of a stage.
     ///
     /// # Safety
@@ -279,7 +281,8 @@ impl Forward<'_> {
                 Stage::Pool(op) => self.pool(op, worker, scratch),
                 Stage::Prepare(buffer) => {
                     let rows = scratch.rows[buffer.0];
-                    worker.share(self.count(*buffer), |row| rows.prepare(self.isa, rows.span(row)));
+                    let count = self.count(*buffer);
+                    worker.share_with(self.help(count, worker), count, |row| rows.prepare(self.isa, rows.span(row)));
                 }
             }
         }
@@ -358,9 +361,10 @@ impl Forward<'_> {
         let in_place = op.out == op.input || add == Some(op.out);
         let plain = op.plain || !scratch.lora.is_idle();
         let count = self.count(op.out);
-        worker.share(count, |row| {
+        let own = worker.own(count);
+        worker.share_with(self.help(count, worker), count, |row| {
             let span = out.span(row);
-            if row + 1 < count {
+            if own.contains(&(row + 1)) {
                 out.prefetch_forms(out.span(row + 1));
             }
             // SAFETY: the caller guarantees this; the row belongs to this thread in every buffer.
@@ -406,15 +410,20 @@ impl Forward<'_> {
         let epilogue = Epilogue { bias: op.bias.as_deref(), scale: op.scale, softcap: op.softcap, add };
         let (input, out) = (scratch.rows[op.input.0], scratch.rows[op.out.0]);
         let largest = op.is_head.then(|| scratch.largest.expect("room was made for the head's"));
-        let product = product::Product { rows, epilogue, largest, ..product::Product::new(matrix, input, out) };
+        // The input of the head is small beside its weights.
+        let (groups, help) = match op.is_head {
+            true => (1, Help::Always),
+            false => (product::groups(self.isa, rows, worker.threads()), self.help(rows, worker)),
+        };
+        let product = product::Product { rows, epilogue, largest, groups, ..product::Product::new(matrix, input, out) };
         if let Some(Gated { op, plain }) = op.gated.as_ref().filter(|gated| self.gates(&gated.op, scratch)) {
             let gated = gated::Gated { product, kind: op.kind, out: scratch.rows[op.out.0], plain: *plain };
             // SAFETY: the caller guarantees this; each piece is taken by one thread.
-            return worker.share(gated.pieces(), |piece| unsafe { gated.run(self.isa, piece) });
+            return worker.share_with(help, gated.pieces(), |piece| unsafe { gated.run(self.isa, piece) });
         }
         // SAFETY: the caller guarantees this.
         let (pieces, shrink) = (product.pieces(), unsafe { self.shrink_pieces(op.shrink, scratch) });
-        worker.share(pieces + shrink, |piece| {
+        worker.share_with(help, pieces + shrink, |piece| {
             // SAFETY: the caller guarantees this; each piece is taken by one thread.
             unsafe {
                 match piece.checked_sub(pieces) {
@@ -463,7 +472,8 @@ impl Forward<'_> {
     unsafe fn glu(&self, op: &Glu, worker: Worker<'_>, scratch: &Scratch) {
         let (input, out) = (scratch.rows[op.input.0], scratch.rows[op.out.0]);
         let chunks = out.cols.div_ceil(GLU_COLS);
-        worker.share(self.count(op.out) * chunks, |task| {
+        let rows = self.count(op.out);
+        worker.share_with(self.help(rows, worker), rows * chunks, |task| {
             let (row, from) = (task / chunks, task % chunks * GLU_COLS);
             let span = Span { row, from, len: GLU_COLS.min(out.cols - from) };
             // SAFETY: the caller guarantees this; the span belongs to this thread.

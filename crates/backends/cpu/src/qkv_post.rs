@@ -46,13 +46,14 @@ impl Forward<'_> {
             let heads = if together { 0..op.heads.kv } else { task % parts..task % parts + 1 };
             (scratch.blocks[task / parts], heads)
         };
-        worker.share(tasks, |task| {
+        let own = worker.own(tasks);
+        worker.share_with(self.help(self.batch.tokens(), worker), tasks, |task| {
             let (run, heads) = of_task(task);
             let end = run.first + run.count;
             for row in run.first..end {
                 if row + 1 < end {
                     post.prefetch(row + 1, &heads);
-                } else if task + 1 < tasks {
+                } else if own.contains(&(task + 1)) {
                     let (next, heads) = of_task(task + 1);
                     post.prefetch(next.first, &heads);
                     post.prefetch_cache(next.first, heads);

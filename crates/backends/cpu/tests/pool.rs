@@ -11,7 +11,7 @@ mod team;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use loom::cell::UnsafeCell;
-use team::{Pool, Worker};
+use team::{Help, Pool, Worker};
 
 /// The types of the model.
 mod sync {
@@ -127,6 +127,19 @@ fn two_threads_share_three_stages() {
         });
         memory.assert_all(2);
         more.assert_all(1);
+    });
+}
+
+/// Between the question whether enough pieces are left and the taking of one, the other thread takes pieces too.
+#[test]
+fn two_threads_help_each_other_late() {
+    check(2, 3, |pool| {
+        let memory = Memory::new(6);
+        pool.run(&|worker| {
+            assert_eq!(worker.own(6), 3 * worker.index..3 * worker.index + 3);
+            worker.share_with(Help::Late, 6, |piece| memory.increment(piece));
+        });
+        memory.assert_all(1);
     });
 }
 

@@ -14,4 +14,4 @@ mod tests;
 #[cfg(test)]
 pub(crate) use pinning::Place;
 pub(crate) use pinning::available_threads;
-pub(crate) use team::{Pool, Worker};
+pub(crate) use team::{Help, Pool, Worker};

@@ -28,18 +28,42 @@ impl Taken {
         Self([AtomicUsize::new(0), AtomicUsize::new(0)])
     }
 
-    /// Takes a piece, if any of `count` is left.
-    fn take(&self, turn: usize, count: usize) -> Option<usize> {
+    /// Takes a piece, if more than `spared` of `count` are left.
+    fn take(&self, turn: usize, count: usize, spared: usize) -> Option<usize> {
         let taken = &self.0[turn];
         // A load leaves the line with all its readers, which an addition would take from them for nothing.
-        if taken.load(Ordering::Relaxed) >= count {
+        if taken.load(Ordering::Relaxed) + spared >= count {
             return None;
         }
+        // Others may have taken pieces since then. This one must be done all the same, because nobody can return it.
         Some(taken.fetch_add(1, Ordering::Relaxed)).filter(|&piece| piece < count)
     }
 
     fn clear(&self, turn: usize) {
         self.0[turn].store(0, Ordering::Relaxed);
+    }
+}
+
+/// When a thread takes pieces from another.
+#[derive(Clone, Copy)]
+pub(crate) enum Help {
+    /// Whenever it has none of its own.
+    Always,
+    /// Only while the other has more than an eighth of its pieces left, so as to be of use to one that the system has interrupted.
+    ///
+    /// This is for stages of many rows whose pieces are in the order of rows: each thread reads what it wrote a stage before. If
+    /// another takes a piece, the rows of that piece move to its cache, and back in the next stage. That takes about as long as the
+    /// piece if the two share no cache.
+    Late,
+}
+
+impl Help {
+    /// Returns how many of its `count` pieces a thread is left with.
+    fn spares(self, count: usize) -> usize {
+        match self {
+            Self::Always => 0,
+            Self::Late => count.div_ceil(8),
+        }
     }
 }
 
@@ -209,12 +233,22 @@ impl Worker<'_> {
     /// Each thread begins with adjacent pieces of its own, in order, so that it reads weights sequentially and finds in
     /// its cache the rows that it wrote a stage before. Then it helps the others.
     pub(crate) fn share(&self, count: usize, piece: impl FnMut(usize)) {
-        self.share_among(0..self.state.threads, count, piece);
+        self.share_with(Help::Always, count, piece);
+    }
+
+    /// Does the same, with this kind of help.
+    pub(crate) fn share_with(&self, help: Help, count: usize, piece: impl FnMut(usize)) {
+        self.share_among(0..self.state.threads, help, count, piece);
+    }
+
+    /// Returns the pieces with which this thread begins if all threads share `count`.
+    pub(crate) fn own(&self, count: usize) -> Range<usize> {
+        own(self.index, self.state.threads, count)
     }
 
     /// Does the same on each NUMA node by itself: its threads run all pieces.
     pub(crate) fn share_on_each_node(&self, count: usize, piece: impl FnMut(usize)) {
-        self.share_among(self.state.nodes[self.node()].clone(), count, piece);
+        self.share_among(self.state.nodes[self.node()].clone(), Help::Always, count, piece);
     }
 
     /// Returns the NUMA node of the thread.
@@ -223,16 +257,21 @@ impl Worker<'_> {
     }
 
     /// Runs the pieces together with some threads, of which this is one.
-    fn share_among(&self, threads: Range<usize>, count: usize, mut piece: impl FnMut(usize)) {
-        let start = |thread: usize| (thread - threads.start) * count / threads.len();
+    fn share_among(&self, threads: Range<usize>, help: Help, count: usize, mut piece: impl FnMut(usize)) {
         for thread in (self.index..threads.end).chain(threads.start..self.index) {
-            let (start, end) = (start(thread), start(thread + 1));
-            if start == end {
+            let pieces = own(thread - threads.start, threads.len(), count);
+            if pieces.is_empty() {
                 continue;
             }
-            while let Some(index) = self.state.taken[thread].take(self.turn.get(), end - start) {
-                piece(start + index);
+            let spared = if thread == self.index { 0 } else { help.spares(pieces.len()) };
+            while let Some(index) = self.state.taken[thread].take(self.turn.get(), pieces.len(), spared) {
+                piece(pieces.start + index);
             }
         }
     }
+}
+
+/// Returns the part of `count` pieces that belongs to one of some threads.
+fn own(index: usize, threads: usize, count: usize) -> Range<usize> {
+    index * count / threads..(index + 1) * count / threads
 }

@@ -52,6 +52,30 @@ fn a_thread_does_its_own_pieces_first_and_in_order() {
 }
 
 #[test]
+fn late_help_leaves_the_last_pieces_to_their_thread() {
+    let mut pool = Pool::new(2).unwrap();
+    for count in [2, 16, 34, 200] {
+        let (helped, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+        pool.run(&|worker| {
+            if worker.index == 1 {
+                // The other has done its own pieces, and all of those of this thread that it takes.
+                while helped.load(Ordering::Acquire) == 0 {
+                    std::thread::yield_now();
+                }
+            }
+            worker.share_with(Help::Late, count, |piece| lock(&done).push((worker.index, piece)));
+            helped.store(1, Ordering::Release);
+        });
+        let mut done = done.into_inner().unwrap();
+        let left = (count / 2usize).div_ceil(8);
+        let by_second: Vec<_> = done.iter().filter(|(index, _)| *index == 1).map(|(_, piece)| *piece).collect();
+        assert_eq!(by_second, (count - left..count).collect::<Vec<_>>());
+        done.sort_unstable_by_key(|(_, piece)| *piece);
+        assert!(done.iter().map(|(_, piece)| *piece).eq(0..count));
+    }
+}
+
+#[test]
 fn each_node_does_all_pieces_with_its_own_threads() {
     for nodes in [&[0][..], &[0, 1], &[0, 0, 0, 1, 1], &[0, 1, 2, 2, 2, 2, 2, 2, 2, 2]] {
         let places: Vec<Place> = nodes.iter().map(|&node| Place { node, processor: None }).collect();

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 
 use octavo_ops::GluKind;
 
-use super::{Origin, PIECE_PANELS, PIECE_ROWS, Product, Range, SKINNY_ROWS};
+use super::{Origin, PIECE_PANELS, Product, Range, SKINNY_ROWS};
 use crate::activation::{Activation, Forms, Rows, Span};
 use crate::isa::Isa;
 use crate::rows::GROUP;
@@ -56,11 +56,11 @@ impl Gated<'_> {
     /// The conditions of [`Product::run`] apply.
     pub(crate) unsafe fn run(&self, isa: Isa, piece: usize) {
         let chunks = self.out.cols.div_ceil(COLUMNS);
-        let (from, rows) = (piece % chunks * COLUMNS, self.product.block(piece / chunks));
-        let first = rows.start;
+        let (from, rows) = (piece % chunks * COLUMNS, self.product.block(isa, piece / chunks));
+        let Range { start: first, end } = rows;
         let len = COLUMNS.min(self.out.cols - from);
         HALVES.with_borrow_mut(|halves| {
-            halves.reserve(PIECE_ROWS);
+            halves.reserve(rows.len());
             let halves = halves.shared();
             for half in 0..2 {
                 let from = half * self.out.cols + from;
@@ -73,7 +73,10 @@ impl Gated<'_> {
             for row in rows {
                 let gate = Span { row: row - first, from: 0, len };
                 let out = Span { row, from, len };
-                self.out.prefetch_forms(Span { row: row + AHEAD, ..out });
+                // Rows after the last one may be another thread's.
+                if row + AHEAD < end {
+                    self.out.prefetch_forms(Span { row: row + AHEAD, ..out });
+                }
                 // SAFETY: as above; the columns of the output belong to this piece.
                 unsafe {
                     let up = halves.read(Span { from: COLUMNS, ..gate });

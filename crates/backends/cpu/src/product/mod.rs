@@ -57,6 +57,14 @@ const SMALL_MATRIX: usize = 64;
 /// Number of rows in a piece of work. Every piece unpacks its panels again.
 const PIECE_ROWS: usize = 256;
 
+/// Smallest number of rows that a group of threads has of its own: unpacking panels for fewer costs more than moving rows from cache
+/// to cache.
+const GROUP_ROWS: usize = 32;
+
+/// Number of threads that can each read all weights for [`GROUP_ROWS`] rows while memory keeps up: with AVX-512, they multiply
+/// some 35 GB/s of weights of 4 bits.
+const READING_THREADS: usize = 8;
+
 /// Number of rows up to which VNNI is used instead of AMX, and pieces are small.
 const SKINNY_ROWS: usize = 4;
 
@@ -73,6 +81,8 @@ pub(crate) struct Product<'a> {
     pub(crate) largest: Option<Shared<f32>>,
     /// Place of the first result.
     pub(crate) origin: Origin,
+    /// Number of groups of threads that have rows of their own: [`groups`], or one if the input was not written by rows.
+    pub(crate) groups: usize,
 }
 
 /// Place of the first result of a product whose output is a part of a buffer.
@@ -98,6 +108,17 @@ pub(crate) struct Epilogue<'a> {
 /// Returns the number of panels in a piece of a part for this number of rows.
 fn piece_panels(part: &Part, rows: usize) -> usize {
     if rows <= SKINNY_ROWS || part.panels() <= SMALL_MATRIX { SMALL_PANELS } else { PIECE_PANELS }
+}
+
+/// Returns the number of groups into which threads are divided in stages of many rows. In each of these stages, a group has the same
+/// rows, so that rows stay in its caches. In exchange, each group reads all weights.
+pub(crate) fn groups(isa: Isa, rows: usize, threads: usize) -> usize {
+    let at_least = match isa {
+        // Its products are limited by reading weights up to many more rows.
+        Isa::Amx => PIECE_ROWS,
+        _ => GROUP_ROWS * threads.div_ceil(READING_THREADS),
+    };
+    threads.min(rows / at_least).max(1)
 }
 
 /// Returns the number of chunks of columns into which the product of `rows` rows is divided. For the product of each row
@@ -129,7 +150,7 @@ impl<'a> Product<'a> {
     /// Returns a product of no rows, without an epilogue.
     pub(crate) fn new(matrix: &'a Matrix, input: Rows, out: Rows) -> Self {
         let (epilogue, origin) = (Epilogue::default(), Origin::default());
-        Self { matrix, input, rows: 0, out, epilogue, largest: None, origin }
+        Self { matrix, input, rows: 0, out, epilogue, largest: None, origin, groups: 1 }
     }
 
     /// Returns the number of pieces of work.
@@ -137,15 +158,20 @@ impl<'a> Product<'a> {
         chunks(self.matrix, self.rows) * self.blocks()
     }
 
-    /// Returns the number of blocks of rows.
+    /// Returns the number of blocks of rows, as many for each group.
     fn blocks(&self) -> usize {
-        self.rows.div_ceil(PIECE_ROWS)
+        self.rows.div_ceil(PIECE_ROWS).next_multiple_of(self.groups)
     }
 
-    /// Returns the rows of a block. Blocks have about as many rows each.
-    fn block(&self, index: usize) -> Range {
-        let each = self.rows.div_ceil(self.blocks()).next_multiple_of(TILE);
-        (index * each).min(self.rows)..((index + 1) * each).min(self.rows)
+    /// Returns the rows of a block, about as many for each. A thread that has a block of its own finds the rows there that it has in
+    /// stages that are divided by rows.
+    fn block(&self, isa: Isa, index: usize) -> Range {
+        let start = |block: usize| match block * self.rows / self.blocks() {
+            // A tile of a few rows takes as long as a whole one.
+            row if isa == Isa::Amx && row < self.rows => row / TILE * TILE,
+            row => row,
+        };
+        start(index)..start(index + 1)
     }
 
     /// Computes one piece.
@@ -156,7 +182,7 @@ impl<'a> Product<'a> {
     pub(crate) unsafe fn run(&self, isa: Isa, piece: usize) {
         // Threads begin with adjacent pieces, so that they have the same rows in each stage.
         let chunks = chunks(self.matrix, self.rows);
-        let (index, rows) = (piece % chunks, self.block(piece / chunks));
+        let (index, rows) = (piece % chunks, self.block(isa, piece / chunks));
         let (part, panels) = chunk(self.matrix, self.rows, index);
         // SAFETY: the caller guarantees this.
         unsafe { self.run_panels(isa, part, panels, rows.clone()) };

@@ -48,29 +48,42 @@ fn matrix_and_values(storage: StorageType, cols: usize, blocks: &[u8]) -> (Matri
     (matrix_of(storage, cols, WeightDtype::AsStored, part), values)
 }
 
+/// Rows that are multiplied.
+struct Input {
+    cols: usize,
+    rows: usize,
+    /// Number of groups of threads among which they are divided.
+    groups: usize,
+}
+
 /// Multiplies random rows with a whole matrix.
 fn product(isa: Isa, matrix: &Matrix, cols: usize, rows: usize) -> Vec<f32> {
+    product_in_groups(isa, matrix, &Input { cols, rows, groups: 1 })
+}
+
+/// Multiplies random rows that are divided among groups of threads.
+fn product_in_groups(isa: Isa, matrix: &Matrix, input: &Input) -> Vec<f32> {
     let mut rng = TestRng(4);
-    product_with(isa, matrix, forms(cols), (cols, rows), || rng.signed())
+    product_with(isa, matrix, forms(input.cols), input, || rng.signed())
 }
 
 /// Multiplies random rows in eight bits with a whole matrix. Some groups have outliers.
 fn coarse_product(isa: Isa, matrix: &Matrix, cols: usize, rows: usize) -> Vec<f32> {
     let mut rng = TestRng(4);
-    product_with(isa, matrix, Forms { coarse: true, ..forms(cols) }, (cols, rows), || {
+    product_with(isa, matrix, Forms { coarse: true, ..forms(cols) }, &Input { cols, rows, groups: 1 }, || {
         rng.signed() * if rng.next_u64().is_multiple_of(97) { 20.0 } else { 1.0 }
     })
 }
 
 /// Multiplies rows of ones with a whole matrix.
 fn product_of_ones(isa: Isa, matrix: &Matrix, cols: usize, rows: usize) -> Vec<f32> {
-    product_with(isa, matrix, forms(cols), (cols, rows), || 1.0)
+    product_with(isa, matrix, forms(cols), &Input { cols, rows, groups: 1 }, || 1.0)
 }
 
 /// Multiplies rows of which each has a single one, so that they are the matrix's columns, each after the other.
 fn product_of_units(isa: Isa, matrix: &Matrix, cols: usize) -> Vec<f32> {
     let mut element = 0;
-    product_with(isa, matrix, forms(cols), (cols, cols), || {
+    product_with(isa, matrix, forms(cols), &Input { cols, rows: cols, groups: 1 }, || {
         element += 1;
         f32::from((element - 1) % (cols + 1) == 0)
     })
@@ -86,7 +99,7 @@ fn product_with(
     isa: Isa,
     matrix: &Matrix,
     forms: Forms,
-    (cols, rows): (usize, usize),
+    &Input { cols, rows, groups }: &Input,
     mut element: impl FnMut() -> f32,
 ) -> Vec<f32> {
     let mut input = Activation::new(cols, forms);
@@ -101,7 +114,7 @@ fn product_with(
             x.prepare(isa, x.span(row));
         }
     }
-    let product = Product { rows, ..Product::new(matrix, x, y) };
+    let product = Product { rows, groups, ..Product::new(matrix, x, y) };
     // SAFETY: as above.
     (0..product.pieces()).for_each(|piece| unsafe { product.run(isa, piece) });
     let mut results = Vec::new();
@@ -459,6 +472,53 @@ fn rows_of_quantised_weights_have_the_same_bits_in_any_number_of_rows() {
                 let all = bits(40);
                 for rows in [1, 2, 3, 4, 5, 7, 8, 16] {
                     assert_eq!(bits(rows), all[..rows * 93], "{storage} on {isa}, {rows} rows");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_divided_among_groups_have_the_same_bits() {
+    for storage in [StorageType::BF16, StorageType::Q4_1, StorageType::Q6K, StorageType::Nvfp4, StorageType::Nf4] {
+        let matrix = matrix(storage, 256);
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            for rows in [7, 96, 112, 301] {
+                let bits = |groups| {
+                    let input = Input { cols: 256, rows, groups };
+                    product_in_groups(isa, &matrix, &input).into_iter().map(f32::to_bits).collect::<Vec<_>>()
+                };
+                let all = bits(1);
+                for groups in [2, 3, 5] {
+                    assert_eq!(bits(groups), all, "{storage} on {isa}, {rows} rows in {groups} groups");
+                }
+            }
+        }
+    }
+}
+
+/// A thread has the same rows in stages that are divided by rows and in products, and each group has enough of them.
+#[test]
+fn blocks_are_the_rows_of_threads() {
+    let matrix = matrix(StorageType::Q4_1, 32);
+    let mut activation = Activation::new(32, forms(32));
+    let none = activation.shared();
+    for threads in [1, 2, 3, 8, 64] {
+        for rows in [1, 31, 63, 64, 100, 257, 512, 700, 2048] {
+            let groups = groups(Isa::Avx2, rows, threads);
+            assert!((1..=threads).contains(&groups) && (groups == 1 || rows / groups >= GROUP_ROWS));
+            let product = Product { rows, groups, ..Product::new(&matrix, none, none) };
+            let blocks = product.blocks();
+            assert!(blocks.is_multiple_of(groups) && rows.div_ceil(blocks) <= PIECE_ROWS);
+            for isa in [Isa::Avx2, Isa::Amx] {
+                let blocks: Vec<_> = (0..blocks).map(|index| product.block(isa, index)).collect();
+                assert!(blocks[0].start == 0 && blocks[blocks.len() - 1].end == rows);
+                assert!(blocks.windows(2).all(|pair| pair[0].end == pair[1].start));
+                if isa == Isa::Amx {
+                    assert!(blocks.iter().all(|block| block.start.is_multiple_of(TILE)));
+                } else if groups == threads {
+                    let each = blocks.len() / threads;
+                    assert!((0..threads).all(|thread| blocks[thread * each].start == thread * rows / threads));
                 }
             }
         }
