@@ -398,7 +398,7 @@ impl Backend for CpuBackend {
         let sample = |row: usize| {
             let logits = logits.row(row);
             let largest = rows[row].wants_the_largest().then(|| scratch.argmax(head, row, found, logits)).flatten();
-            match largest {
+            match largest.filter(|id| !rows[row].forbidden.contains(id)) {
                 Some(id) => SampledToken { id, logprobs: None },
                 None => SAMPLER.with_borrow_mut(|sampler| sampler.sample(logits, &rows[row])),
             }

@@ -62,7 +62,11 @@ impl Sampler {
     fn draw(&mut self, raw: &[f32], row: &SampleRow<'_>) -> u32 {
         let greedy = row.params.is_greedy();
         if greedy && row.takes_logits_as_they_are() {
-            return largest(raw).unwrap_or_else(|| fallback(raw, row));
+            match largest(raw) {
+                Some(id) if !row.forbidden.contains(&id) => return id,
+                Some(_) => {}
+                None => return fallback(raw, row),
+            }
         }
         self.adjust(raw, row);
         let Some(best) = largest(&self.logits) else { return fallback(raw, row) };

@@ -172,15 +172,15 @@ impl<'a> SampleRow<'a> {
     }
 
     /// Returns whether the row's token is simply the largest of its unchanged logits, the lowest id among equals, with
-    /// nothing else to compute. [`Sampler`](super::Sampler) defines the token if no logit is above −∞.
+    /// nothing else to compute. [`Sampler`](super::Sampler) defines the token if that one is forbidden or no logit is above −∞.
     pub fn wants_the_largest(&self) -> bool {
         let free = self.forced.is_none() && self.params.logprobs.is_none();
         free && self.params.is_greedy() && self.takes_logits_as_they_are()
     }
 
-    /// Returns whether the logits stay unchanged before a token is chosen.
+    /// Returns whether the logits of tokens that are not forbidden stay unchanged before one is chosen.
     pub(crate) const fn takes_logits_as_they_are(&self) -> bool {
-        self.counts.is_none() && self.logit_bias.is_empty() && self.forbidden.is_empty() && self.mask.is_none()
+        self.counts.is_none() && self.logit_bias.is_empty() && self.mask.is_none()
     }
 }
 

@@ -332,12 +332,20 @@ impl Suite<'_> {
                 let logits = backend.logits().expect("there are logits");
                 let drawn = SampleParams { temperature: 1.0, seed: 7, ..SampleParams::default() };
                 let params = [SampleParams::default(), drawn, SampleParams { logprobs: Some(2), ..drawn }];
-                let rows: Vec<_> = (0..tokens).map(|row| SampleRow::new(&params[row % 3])).collect();
-                let (mut found, mut expected) = (Vec::new(), Vec::new());
-                backend.sample(&SampleBatch { rows: &rows }, &mut found).expect("rows are sampled");
-                Sampler::new().sample_batch(&logits, &SampleBatch { rows: &rows }, &mut expected);
-                assert_eq!(found.len(), expected.len());
-                found.iter().zip(&expected).for_each(|(found, expected)| self.assert_alike(found, expected));
+                let mut forbidden = Vec::new();
+                // Then the tokens are forbidden, and once more those that take their place.
+                for _ in 0..3 {
+                    let of_row = |row: usize| forbidden.get(row).map_or(&[][..], |ids: &Vec<u32>| ids);
+                    let row = |row| SampleRow { forbidden: of_row(row), ..SampleRow::new(&params[row % 3]) };
+                    let rows: Vec<_> = (0..tokens).map(row).collect();
+                    let (mut found, mut expected) = (Vec::new(), Vec::new());
+                    backend.sample(&SampleBatch { rows: &rows }, &mut found).expect("rows are sampled");
+                    Sampler::new().sample_batch(&logits, &SampleBatch { rows: &rows }, &mut expected);
+                    assert_eq!(found.len(), expected.len());
+                    found.iter().zip(&expected).for_each(|(found, expected)| self.assert_alike(found, expected));
+                    forbidden.resize(tokens, Vec::new());
+                    forbidden.iter_mut().zip(&expected).for_each(|(ids, token)| ids.push(token.id));
+                }
             }
         }
     }
