@@ -47,6 +47,10 @@ mod pinning {
     }
 
     pub(crate) fn pin(_: usize) {}
+
+    pub(crate) fn pin_for_a_time(_: Option<usize>) -> impl Drop {
+        Vec::<()>::new()
+    }
 }
 
 /// Memory that the pieces of a stage write. The model fails on an access that another one may overlap.

@@ -83,37 +83,100 @@ fn is_listed(list: &str, number: usize) -> bool {
     })
 }
 
-/// Returns the processors that this process may use, in order.
-#[cfg(target_os = "linux")]
+/// Returns the processors that the calling thread may use, in order.
 fn allowed() -> Option<Vec<usize>> {
-    // SAFETY: a set of all zeros is the empty set.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the call writes to `set`, whose size it receives.
-    if unsafe { libc::sched_getaffinity(0, size_of_val(&set), &mut set) } != 0 {
-        return None;
-    }
-    // SAFETY: the indices are below the set's size.
-    Some((0..libc::CPU_SETSIZE as usize).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }).collect())
-}
-
-#[cfg(not(target_os = "linux"))]
-fn allowed() -> Option<Vec<usize>> {
-    None
+    Affinity::current().map(|affinity| affinity.processors())
 }
 
 /// Pins the calling thread to a processor. A failure is ignored.
-#[cfg(target_os = "linux")]
-pub(super) fn pin(place: usize) {
-    // SAFETY: a set of all zeros is the empty set, and `place` was in a set of the same size.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(place, &mut set);
-        libc::sched_setaffinity(0, size_of_val(&set), &set);
+pub(super) fn pin(processor: usize) {
+    Affinity::of(processor).set();
+}
+
+/// Pins the calling thread to a processor, if there is one, until the value is dropped.
+pub(super) fn pin_for_a_time(processor: Option<usize>) -> impl Drop {
+    let before = processor.and_then(|processor| {
+        let before = Affinity::current();
+        pin(processor);
+        before
+    });
+    Pinned { before }
+}
+
+/// A pinned thread.
+struct Pinned {
+    /// The processors that it may use again.
+    before: Option<Affinity>,
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if let Some(before) = &self.before {
+            before.set();
+        }
     }
 }
 
+/// Processors that a thread may use.
+#[cfg(target_os = "linux")]
+struct Affinity(libc::cpu_set_t);
+
+#[cfg(target_os = "linux")]
+impl Affinity {
+    fn none() -> Self {
+        // SAFETY: a set of all zeros is the empty set.
+        Self(unsafe { std::mem::zeroed() })
+    }
+
+    fn of(processor: usize) -> Self {
+        let mut affinity = Self::none();
+        if processor < libc::CPU_SETSIZE as usize {
+            // SAFETY: the index is below the set's size.
+            unsafe { libc::CPU_SET(processor, &mut affinity.0) };
+        }
+        affinity
+    }
+
+    /// Returns that of the calling thread, if the set is large enough.
+    fn current() -> Option<Self> {
+        let mut affinity = Self::none();
+        // SAFETY: the call writes to the set, whose size it receives.
+        let result = unsafe { libc::sched_getaffinity(0, size_of_val(&affinity.0), &mut affinity.0) };
+        (result == 0).then_some(affinity)
+    }
+
+    /// Makes it that of the calling thread. A failure is ignored.
+    fn set(&self) {
+        // SAFETY: the call reads the set, whose size it receives.
+        unsafe { libc::sched_setaffinity(0, size_of_val(&self.0), &self.0) };
+    }
+
+    fn processors(&self) -> Vec<usize> {
+        // SAFETY: the indices are below the set's size.
+        (0..libc::CPU_SETSIZE as usize).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &self.0) }).collect()
+    }
+}
+
+/// Processors that a thread may use, of which other systems tell nothing.
 #[cfg(not(target_os = "linux"))]
-pub(super) fn pin(_: usize) {}
+struct Affinity;
+
+#[cfg(not(target_os = "linux"))]
+impl Affinity {
+    fn of(_: usize) -> Self {
+        Self
+    }
+
+    fn current() -> Option<Self> {
+        None
+    }
+
+    fn set(&self) {}
+
+    fn processors(&self) -> Vec<usize> {
+        Vec::new()
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -165,6 +228,18 @@ mod tests {
         assert_eq!(places(&[6, 8]), [(0, 6), (1, 8)], "a processor without a node");
         let _ = std::fs::remove_dir_all(&root);
         assert_eq!(places(&[3, 5]), [(0, 3), (0, 5)], "a system without a description");
+    }
+
+    #[test]
+    fn a_thread_is_pinned_for_a_time() {
+        let Some(before) = allowed() else { return };
+        let last = before[before.len() - 1];
+        for processor in [None, Some(last)] {
+            let pinned = pin_for_a_time(processor);
+            assert_eq!(allowed(), Some(processor.map_or_else(|| before.clone(), |processor| vec![processor])));
+            drop(pinned);
+            assert_eq!(allowed(), Some(before.clone()));
+        }
     }
 
     #[test]

@@ -87,6 +87,8 @@ struct State {
 pub(crate) struct Pool {
     state: Arc<State>,
     others: Vec<JoinHandle<()>>,
+    /// Processor to which the caller's thread is pinned in a region.
+    first: Option<usize>,
 }
 
 /// One thread in a region.
@@ -100,7 +102,8 @@ pub(crate) struct Worker<'a> {
 
 impl Pool {
     /// Creates a team of `threads`, at least one. If there are as many as processors that this process may use, each
-    /// thread but the caller's is pinned to a processor.
+    /// thread is pinned to a processor, the caller's only in regions: threads that it starts must be free to run on others. If it
+    /// were not pinned, the system could wake it on the processor of another thread, and both would wait for each other.
     pub(crate) fn new(threads: usize) -> std::io::Result<Self> {
         Self::on(&pinning::places(threads.max(1)))
     }
@@ -118,7 +121,7 @@ impl Pool {
             taken: (0..threads).map(|_| Taken::new()).collect(),
             panic: Mutex::new(None),
         });
-        let mut pool = Self { state, others: Vec::with_capacity(threads - 1) };
+        let mut pool = Self { state, others: Vec::with_capacity(threads - 1), first: places[0].processor };
         for (index, &Place { processor, .. }) in places.iter().enumerate().skip(1) {
             let state = Arc::clone(&pool.state);
             let name = format!("octavo-cpu-{index}");
@@ -147,6 +150,7 @@ impl Pool {
     /// # Panics
     /// Panics if `work` panics on a thread; the others then leave the region at their next barrier.
     pub(crate) fn run(&mut self, work: Region<'_>) {
+        let _pinned = pinning::pin_for_a_time(self.first);
         let state = &*self.state;
         let region = &raw const work;
         state.region.store(region.cast_mut().cast(), Ordering::Relaxed);
