@@ -93,14 +93,27 @@ pub(super) fn pin(processor: usize) {
     Affinity::of(processor).set();
 }
 
-/// Pins the calling thread to a processor, if there is one, until the value is dropped.
+/// Moves the calling thread to a processor, if there is one and it runs on another, and pins it until the value is dropped. A thread
+/// that is there already is not pinned: this would take longer than to ask, and the system seldom moves a thread that does not sleep.
 pub(super) fn pin_for_a_time(processor: Option<usize>) -> impl Drop {
-    let before = processor.and_then(|processor| {
+    let before = processor.filter(|&processor| current().is_some_and(|now| now != processor)).and_then(|processor| {
         let before = Affinity::current();
         pin(processor);
         before
     });
     Pinned { before }
+}
+
+/// Returns the processor on which the calling thread runs.
+#[cfg(target_os = "linux")]
+fn current() -> Option<usize> {
+    // SAFETY: the call has no conditions.
+    usize::try_from(unsafe { libc::sched_getcpu() }).ok()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn current() -> Option<usize> {
+    None
 }
 
 /// A pinned thread.
@@ -233,13 +246,16 @@ mod tests {
     #[test]
     fn a_thread_is_pinned_for_a_time() {
         let Some(before) = allowed() else { return };
-        let last = before[before.len() - 1];
-        for processor in [None, Some(last)] {
-            let pinned = pin_for_a_time(processor);
-            assert_eq!(allowed(), Some(processor.map_or_else(|| before.clone(), |processor| vec![processor])));
+        let [first, .., last] = before[..] else { return };
+        for (from, to) in [(first, last), (last, first), (last, last)] {
+            pin(from);
+            let pinned = pin_for_a_time(Some(to));
+            assert_eq!((current(), allowed()), (Some(to), Some(vec![to])));
             drop(pinned);
-            assert_eq!(allowed(), Some(before.clone()));
+            assert_eq!(allowed(), Some(vec![from]));
         }
+        drop(pin_for_a_time(None));
+        assert_eq!(allowed(), Some(vec![last]));
     }
 
     #[test]

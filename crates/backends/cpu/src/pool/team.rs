@@ -87,7 +87,7 @@ struct State {
 pub(crate) struct Pool {
     state: Arc<State>,
     others: Vec<JoinHandle<()>>,
-    /// Processor to which the caller's thread is pinned in a region.
+    /// Processor of the caller's thread.
     first: Option<usize>,
 }
 
@@ -102,8 +102,9 @@ pub(crate) struct Worker<'a> {
 
 impl Pool {
     /// Creates a team of `threads`, at least one. If there are as many as processors that this process may use, each
-    /// thread is pinned to a processor, the caller's only in regions: threads that it starts must be free to run on others. If it
-    /// were not pinned, the system could wake it on the processor of another thread, and both would wait for each other.
+    /// thread but the caller's is pinned to a processor. The caller's moves to its own when a region begins: the system may have woken
+    /// it on that of another, and then both would share one for many milliseconds. It is not pinned between regions, because threads
+    /// that it starts must be free to run elsewhere.
     pub(crate) fn new(threads: usize) -> std::io::Result<Self> {
         Self::on(&pinning::places(threads.max(1)))
     }
