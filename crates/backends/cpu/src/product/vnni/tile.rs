@@ -228,9 +228,6 @@ unsafe fn multiply_tile_as<C: ReadCodes, S: ReadScales>(
         let mut following = if ahead { start..end } else { end..end };
         // SAFETY: the caller guarantees this; the panels and the rows have these groups.
         unsafe {
-            for (group, unpacked) in (start..).zip(&mut *unpacked) {
-                unpacked.fill(panels, group);
-            }
             for (row, rows) in row_blocks(count, most) {
                 for group in following.by_ref().take(ahead_of_block) {
                     panels.iter().for_each(|panel| panel.prefetch(group));
@@ -251,13 +248,59 @@ unsafe fn multiply_tile_as<C: ReadCodes, S: ReadScales>(
                 if end == groups {
                     pair.prefetch(first + some.start..first + some.end);
                 }
-                add_block::<S>(unpacked, block, input.coarse, (row, rows), results);
+                if row == 0 {
+                    add_first::<C, S>((unpacked, panels, start), block, input.coarse, rows, results);
+                } else {
+                    add_block::<S>(unpacked, block, input.coarse, (row, rows), results);
+                }
                 if end == groups {
                     pair.store(first + row, some, results);
                 }
             }
         }
     }
+}
+
+/// Unpacks some groups of two panels, from `start` on, and adds their products with the first block of rows to the results.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn add_first<C: ReadCodes, S: ReadScales>(
+    (groups, panels, start): (&mut [Group], [Packed<'_, C, S>; BLOCK_PANELS], usize),
+    block: Block,
+    coarse: bool,
+    count: usize,
+    results: &mut TileResults,
+) {
+    // SAFETY: the caller guarantees this.
+    unsafe {
+        match (count, coarse) {
+            (2..=4, false) => unpack_beside::<C, S, 4, false>((groups, panels, start), block, results),
+            (2..=4, true) => unpack_beside::<C, S, 4, true>((groups, panels, start), block, results),
+            (_, false) => unpack_beside::<C, S, ROWS, false>((groups, panels, start), block, results),
+            (_, true) => unpack_beside::<C, S, ROWS, true>((groups, panels, start), block, results),
+        }
+    }
+}
+
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn unpack_beside<C: ReadCodes, S: ReadScales, const N: usize, const COARSE: bool>(
+    (groups, panels, start): (&mut [Group], [Packed<'_, C, S>; BLOCK_PANELS], usize),
+    mut block: Block,
+    results: &mut TileResults,
+) {
+    // SAFETY: the instruction set is available.
+    let mut sums = unsafe { if block.is_first { [[_mm512_setzero_ps(); N]; BLOCK_PANELS] } else { load(results, 0) } };
+    for (index, group) in (start..).zip(groups) {
+        // SAFETY: the caller guarantees this.
+        unsafe {
+            group.fill(panels, index);
+            add_group::<S, N, COARSE>(group, block, &mut sums);
+            block = block.next();
+        }
+    }
+    // SAFETY: the instruction set is available.
+    unsafe { store(sums, 0, results) };
 }
 
 /// Adds the products of some groups with a block of rows to the results from a row on.
@@ -298,18 +341,31 @@ unsafe fn add_groups<S: ReadScales, const N: usize, const COARSE: bool>(
     for group in groups {
         // SAFETY: the caller guarantees this.
         unsafe {
-            if S::PAIRED {
-                add_pairs::<N, COARSE>(group, block, &mut sums);
-            } else if S::HALVES {
-                add_halves::<N, COARSE>(group, block, &mut sums);
-            } else {
-                add_whole::<N, COARSE>(group, block, &mut sums);
-            }
+            add_group::<S, N, COARSE>(group, block, &mut sums);
             block = block.next();
         }
     }
     // SAFETY: the instruction set is available.
     unsafe { store(sums, first, results) };
+}
+
+/// Adds the products of a group.
+#[inline(always)]
+unsafe fn add_group<S: ReadScales, const N: usize, const COARSE: bool>(
+    group: &Group,
+    block: Block,
+    sums: &mut Sums<N>,
+) {
+    // SAFETY: the caller guarantees this.
+    unsafe {
+        if S::PAIRED {
+            add_pairs::<N, COARSE>(group, block, sums);
+        } else if S::HALVES {
+            add_halves::<N, COARSE>(group, block, sums);
+        } else {
+            add_whole::<N, COARSE>(group, block, sums);
+        }
+    }
 }
 
 /// Adds the products of a group that has a scale and a minimum.
