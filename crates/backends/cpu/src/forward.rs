@@ -226,7 +226,12 @@ impl Forward<'_> {
 
     /// Returns when threads help each other in a stage whose pieces are in the order of so many rows.
     pub(crate) fn help(&self, rows: usize, worker: Worker<'_>) -> Help {
-        if product::groups(self.isa, rows, worker.threads()) > 1 { Help::Late } else { Help::Always }
+        if self.groups(rows, worker) > 1 { Help::Late } else { Help::Always }
+    }
+
+    /// Returns the number of groups of threads that have some of so many rows each.
+    fn groups(&self, rows: usize, worker: Worker<'_>) -> usize {
+        product::groups(self.plan.group_rows, rows, worker.threads())
     }
 
     /// Runs a thread's part of a stage.
@@ -413,7 +418,7 @@ impl Forward<'_> {
         // The input of the head is small beside its weights.
         let (groups, help) = match op.is_head {
             true => (1, Help::Always),
-            false => (product::groups(self.isa, rows, worker.threads()), self.help(rows, worker)),
+            false => (self.groups(rows, worker), self.help(rows, worker)),
         };
         let product = product::Product { rows, epilogue, largest, groups, ..product::Product::new(matrix, input, out) };
         if let Some(Gated { op, plain }) = op.gated.as_ref().filter(|gated| self.gates(&gated.op, scratch)) {

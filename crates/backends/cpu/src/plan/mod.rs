@@ -156,6 +156,8 @@ pub(crate) struct Plan {
     pub(crate) buffers: Vec<Buffer>,
     /// Representations by buffer.
     pub(crate) forms: Vec<Forms>,
+    /// Smallest number of rows of a group of threads.
+    pub(crate) group_rows: usize,
     /// Buffer that `Logits` writes, and the weight it reads.
     pub(crate) logits: Option<(BufferId, WeightId)>,
 }
@@ -183,6 +185,7 @@ impl Plan {
             tiles: Vec::new(),
             buffers: program.buffers.clone(),
             forms: vec![Forms::default(); program.buffers.len()],
+            group_rows: 1,
             logits: None,
         };
         let step_layers = program.step_kv().layers;
@@ -197,6 +200,9 @@ impl Plan {
                 _ => {}
             }
             planner.plan.stages.push(stage);
+            if let Op::Linear(op) = op {
+                planner.plan.group_rows = planner.plan.group_rows.max(planner.group_rows(op.weight));
+            }
             planner.prepare(op, later);
             planner.plan.ops.resize(planner.plan.stages.len(), Some(index));
         }

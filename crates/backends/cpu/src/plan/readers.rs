@@ -4,7 +4,7 @@ use octavo_ops::{BufferId, Glu, Op, WeightId};
 
 use super::{Gated, Planner, Stage, prepares_by_head};
 use crate::activation::Forms;
-use crate::product::gated;
+use crate::product::{self, gated};
 use crate::weights::{PanelKind, Part, WordOrder};
 
 impl Planner<'_> {
@@ -87,6 +87,11 @@ impl Planner<'_> {
 
     fn parts(&self, weight: WeightId) -> impl Iterator<Item = &Part> {
         self.weights[weight.0].matrices().iter().flat_map(|matrix| &matrix.parts)
+    }
+
+    /// Returns the smallest number of rows of a group of threads in products with a weight.
+    pub(super) fn group_rows(&self, weight: WeightId) -> usize {
+        self.parts(weight).map(|part| product::group_rows(self.isa, part.layout.kind)).max().unwrap_or(1)
     }
 
     /// Returns whether activations are coarse where only products with a weight read them.

@@ -57,13 +57,9 @@ const SMALL_MATRIX: usize = 64;
 /// Number of rows in a piece of work. Every piece unpacks its panels again.
 const PIECE_ROWS: usize = 256;
 
-/// Smallest number of rows that a group of threads has of its own: unpacking panels for fewer costs more than moving rows from cache
-/// to cache.
-const GROUP_ROWS: usize = 32;
-
-/// Number of threads that can each read all weights for [`GROUP_ROWS`] rows while memory keeps up: with AVX-512, they multiply
-/// some 35 GB/s of weights of 4 bits.
-const READING_THREADS: usize = 8;
+/// Number of rows that a group of threads has of its own for each thread, at least, so that memory keeps up: each group reads all weights.
+/// With AVX-512, threads that multiply so many rows read 35 GB/s of weights of 4 bits together.
+const GROUP_ROWS_A_THREAD: usize = 4;
 
 /// Number of rows up to which VNNI is used instead of AMX, and pieces are small.
 const SKINNY_ROWS: usize = 4;
@@ -111,14 +107,22 @@ fn piece_panels(part: &Part, rows: usize) -> usize {
 }
 
 /// Returns the number of groups into which threads are divided in stages of many rows. In each of these stages, a group has the same
-/// rows, so that rows stay in its caches. In exchange, each group reads all weights.
-pub(crate) fn groups(isa: Isa, rows: usize, threads: usize) -> usize {
-    let at_least = match isa {
-        // Its products are limited by reading weights up to many more rows.
-        Isa::Amx => PIECE_ROWS,
-        _ => GROUP_ROWS * threads.div_ceil(READING_THREADS),
-    };
-    threads.min(rows / at_least).max(1)
+/// rows, so that rows stay in its caches. In exchange, each group reads all weights. `group_rows` is the smallest number of rows of a
+/// group, which depends on the [weights](group_rows).
+pub(crate) fn groups(group_rows: usize, rows: usize, threads: usize) -> usize {
+    threads.min(rows / group_rows.max(GROUP_ROWS_A_THREAD * threads)).max(1)
+}
+
+/// Returns the smallest number of rows of a group of threads: unpacking panels for fewer would cost more than moving rows from cache to
+/// cache.
+pub(crate) fn group_rows(isa: Isa, kind: PanelKind) -> usize {
+    match (isa, kind) {
+        // Products are limited by reading weights up to many more rows.
+        (Isa::Amx, _) => PIECE_ROWS,
+        // Unpacking takes little time beside products, and rows are in more places of memory than others.
+        (Isa::Avx512 | Isa::Avx512Bf16, PanelKind::Quant(..)) => 16,
+        _ => 32,
+    }
 }
 
 /// Returns the number of chunks of columns into which the product of `rows` rows is divided. For the product of each row
