@@ -4,12 +4,14 @@ use std::future::Future;
 use std::time::Duration;
 
 use axum::Router;
+use axum::extract::Request;
 use axum::routing::get;
 use http::StatusCode;
 use octavo_sockets::Listener;
 use tokio::time::Instant;
 
 use crate::app::ServerError;
+use crate::body;
 use crate::config::ConnectionLimits;
 use crate::error::ApiError;
 use crate::listener::Connections;
@@ -38,6 +40,8 @@ pub async fn serve_while_loading<T>(
     Ok(loaded)
 }
 
-async fn loading() -> ApiError {
+async fn loading(request: Request) -> ApiError {
+    let (head, body) = request.into_parts();
+    body::discard(&head.headers, body).await;
     ApiError::unavailable("The model is still being loaded.")
 }

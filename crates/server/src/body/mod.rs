@@ -50,9 +50,7 @@ impl BodyBudget {
         match result {
             Ok(body) => Ok(body),
             Err((error, rest)) => {
-                if !head.headers.contains_key(header::EXPECT) {
-                    discard(rest).await;
-                }
+                discard(&head.headers, rest).await;
                 Err(error)
             }
         }
@@ -130,9 +128,12 @@ fn is_json(headers: &HeaderMap) -> bool {
     media_type.trim().eq_ignore_ascii_case("application/json")
 }
 
-/// Reads and discards the rest of a body. Closing a connection with unread bytes resets it, and the reset can destroy a
-/// response in flight.
-async fn discard(mut body: Body) {
+/// Reads and discards the rest of the body of a request with these headers. Closing a connection with unread bytes resets it, and the
+/// reset can destroy a response in flight. A client that asks first whether to send the body is told by the response.
+pub(crate) async fn discard(headers: &HeaderMap, mut body: Body) {
+    if headers.contains_key(header::EXPECT) {
+        return;
+    }
     let read = async {
         let mut left = DISCARDED_BYTES;
         while let Some(Ok(frame)) = body.frame().await {

@@ -1,10 +1,13 @@
 //! Before there is an engine.
 
+use std::time::Duration;
+
 use octavo_server::{ConnectionLimits, serve_while_loading};
 use octavo_sockets::Listener;
 use reqwest::Client;
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 
 #[tokio::test]
@@ -27,6 +30,16 @@ async fn probes_are_answered_while_the_model_loads() {
     let error = json!({"message": "The model is still being loaded.", "type": "Service Unavailable", "param": null,
         "code": 503});
     assert_eq!(body, json!({"error": error}));
+
+    // The body comes after the headers, from a client that reads the answer only then.
+    let mut socket = TcpStream::connect(url.trim_start_matches("http://")).await.unwrap();
+    let (head, body) = ("POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n", vec![b' '; 1 << 20]);
+    socket.write_all(format!("{head}content-length: {}\r\n\r\n", body.len()).as_bytes()).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    socket.write_all(&body).await.unwrap();
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
 
     // An idle connection of the client's is closed, one that comes later waits for the next reader of the listener.
     loaded.send("model").unwrap();
