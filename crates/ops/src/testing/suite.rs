@@ -328,13 +328,13 @@ impl Suite<'_> {
             let (program, weights) = model.build().expect("the model is well formed");
             let mut backend = self.loaded(&program, &weights);
             for tokens in [1, 3, 40] {
-                backend.forward(&first_batch(tokens)).expect("the step runs");
-                let logits = backend.logits().expect("there are logits");
                 let drawn = SampleParams { temperature: 1.0, seed: 7, ..SampleParams::default() };
                 let params = [SampleParams::default(), drawn, SampleParams { logprobs: Some(2), ..drawn }];
                 let mut forbidden = Vec::new();
                 // Then the tokens are forbidden, and once more those that take their place.
                 for _ in 0..3 {
+                    backend.forward(&first_batch(tokens)).expect("the step runs");
+                    let logits = backend.logits().expect("there are logits");
                     let of_row = |row: usize| forbidden.get(row).map_or(&[][..], |ids: &Vec<u32>| ids);
                     let row = |row| SampleRow { forbidden: of_row(row), ..SampleRow::new(&params[row % 3]) };
                     let rows: Vec<_> = (0..tokens).map(row).collect();

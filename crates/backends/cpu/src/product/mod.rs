@@ -215,6 +215,10 @@ impl<'a> Product<'a> {
     /// # Safety
     /// The conditions of `run` apply.
     unsafe fn run_panels(&self, isa: Isa, part: &Part, panels: std::ops::Range<usize>, rows: std::ops::Range<usize>) {
+        // Blocks of whole tiles leave none for a group if there are few.
+        if rows.is_empty() {
+            return;
+        }
         // SAFETY: the caller guarantees this.
         let output = &unsafe { Output::new(self, isa, part) };
         match part.layout.kind {
