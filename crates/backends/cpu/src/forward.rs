@@ -156,6 +156,11 @@ fn runs(batch: &StepBatch, out: &mut Vec<Run>, length: impl Fn(usize) -> usize) 
     }
 }
 
+/// Returns when threads help each other if so many groups of them have rows of their own.
+fn help_among(groups: usize) -> Help {
+    if groups > 1 { Help::Late } else { Help::Always }
+}
+
 impl Forward<'_> {
     /// Runs every stage. The batch must have been checked.
     pub(crate) fn run(&self, pool: &mut Pool, memory: Memory<'_>) {
@@ -226,7 +231,7 @@ impl Forward<'_> {
 
     /// Returns when threads help each other in a stage whose pieces are in the order of so many rows.
     pub(crate) fn help(&self, rows: usize, worker: Worker<'_>) -> Help {
-        if self.groups(rows, worker) > 1 { Help::Late } else { Help::Always }
+        help_among(self.groups(rows, worker))
     }
 
     /// Returns the number of groups of threads that have some of so many rows each.
@@ -416,10 +421,8 @@ impl Forward<'_> {
         let (input, out) = (scratch.rows[op.input.0], scratch.rows[op.out.0]);
         let largest = op.is_head.then(|| scratch.largest.expect("room was made for the head's"));
         // The input of the head is small beside its weights.
-        let (groups, help) = match op.is_head {
-            true => (1, Help::Always),
-            false => (self.groups(rows, worker), self.help(rows, worker)),
-        };
+        let groups = if op.is_head { 1 } else { self.groups(rows, worker) };
+        let help = help_among(groups);
         let product = product::Product { rows, epilogue, largest, groups, ..product::Product::new(matrix, input, out) };
         if let Some(Gated { op, plain }) = op.gated.as_ref().filter(|gated| self.gates(&gated.op, scratch)) {
             let gated = gated::Gated { product, kind: op.kind, out: scratch.rows[op.out.0], plain: *plain };

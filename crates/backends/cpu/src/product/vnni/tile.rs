@@ -249,7 +249,8 @@ unsafe fn multiply_tile_as<C: ReadCodes, S: ReadScales>(
                     pair.prefetch(first + some.start..first + some.end);
                 }
                 if row == 0 {
-                    add_first::<C, S>((unpacked, panels, start), block, input.coarse, rows, results);
+                    let packed = PackedGroups { panels, start };
+                    packed.add_first(unpacked, block, input.coarse, rows, results);
                 } else {
                     add_block::<S>(unpacked, block, input.coarse, (row, rows), results);
                 }
@@ -261,46 +262,58 @@ unsafe fn multiply_tile_as<C: ReadCodes, S: ReadScales>(
     }
 }
 
-/// Unpacks some groups of two panels, from `start` on, and adds their products with the first block of rows to the results.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn add_first<C: ReadCodes, S: ReadScales>(
-    (groups, panels, start): (&mut [Group], [Packed<'_, C, S>; BLOCK_PANELS], usize),
-    block: Block,
-    coarse: bool,
-    count: usize,
-    results: &mut TileResults,
-) {
-    // SAFETY: the caller guarantees this.
-    unsafe {
-        match (count, coarse) {
-            (2..=4, false) => unpack_beside::<C, S, 4, false>((groups, panels, start), block, results),
-            (2..=4, true) => unpack_beside::<C, S, 4, true>((groups, panels, start), block, results),
-            (_, false) => unpack_beside::<C, S, ROWS, false>((groups, panels, start), block, results),
-            (_, true) => unpack_beside::<C, S, ROWS, true>((groups, panels, start), block, results),
-        }
-    }
+/// Groups of two panels, from one on, that are unpacked together.
+struct PackedGroups<'a, C, S> {
+    panels: [Packed<'a, C, S>; BLOCK_PANELS],
+    start: usize,
 }
 
-#[inline(never)]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn unpack_beside<C: ReadCodes, S: ReadScales, const N: usize, const COARSE: bool>(
-    (groups, panels, start): (&mut [Group], [Packed<'_, C, S>; BLOCK_PANELS], usize),
-    mut block: Block,
-    results: &mut TileResults,
-) {
-    // SAFETY: the instruction set is available.
-    let mut sums = unsafe { if block.is_first { [[_mm512_setzero_ps(); N]; BLOCK_PANELS] } else { load(results, 0) } };
-    for (index, group) in (start..).zip(groups) {
+impl<C: ReadCodes, S: ReadScales> PackedGroups<'_, C, S> {
+    /// Unpacks the groups, and adds their products with the first block of rows to the results.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+    unsafe fn add_first(
+        &self,
+        groups: &mut [Group],
+        block: Block,
+        coarse: bool,
+        count: usize,
+        results: &mut TileResults,
+    ) {
         // SAFETY: the caller guarantees this.
         unsafe {
-            group.fill(panels, index);
-            add_group::<S, N, COARSE>(group, block, &mut sums);
-            block = block.next();
+            match (count, coarse) {
+                (2..=4, false) => self.unpack_beside::<4, false>(groups, block, results),
+                (2..=4, true) => self.unpack_beside::<4, true>(groups, block, results),
+                (_, false) => self.unpack_beside::<ROWS, false>(groups, block, results),
+                (_, true) => self.unpack_beside::<ROWS, true>(groups, block, results),
+            }
         }
     }
-    // SAFETY: the instruction set is available.
-    unsafe { store(sums, 0, results) };
+
+    /// Unpacks each group before its products with `N` rows, while those of the group before it are computed.
+    #[inline(never)]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+    unsafe fn unpack_beside<const N: usize, const COARSE: bool>(
+        &self,
+        groups: &mut [Group],
+        mut block: Block,
+        results: &mut TileResults,
+    ) {
+        // SAFETY: the instruction set is available.
+        let mut sums =
+            unsafe { if block.is_first { [[_mm512_setzero_ps(); N]; BLOCK_PANELS] } else { load(results, 0) } };
+        for (index, group) in (self.start..).zip(groups) {
+            // SAFETY: the caller guarantees this.
+            unsafe {
+                group.fill(self.panels, index);
+                add_group::<S, N, COARSE>(group, block, &mut sums);
+                block = block.next();
+            }
+        }
+        // SAFETY: the instruction set is available.
+        unsafe { store(sums, 0, results) };
+    }
 }
 
 /// Adds the products of some groups with a block of rows to the results from a row on.
