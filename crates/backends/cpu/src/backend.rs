@@ -53,9 +53,9 @@ pub struct CpuConfig {
 /// Precision of activations that are multiplied with quantised weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ActivationBits {
-    /// Integers of 8 bits with a scale for 32 inputs, except four outliers, which have 12. The head's inputs, and those of products
-    /// that take no less time with 8 bits, have 12 bits too. Answers are about twice as near to those in f32 as with 8 bits for all
-    /// inputs, which is how llama.cpp rounds.
+    /// Integers of 8 bits with a scale for 32 inputs, except four outliers, which have 12. The inputs of products that take no less
+    /// time with 8 bits have 12 bits too. Answers are about twice as near to those in f32 as with 8 bits for all inputs, which is how
+    /// llama.cpp rounds.
     #[default]
     Eight,
     /// 12 bits: about four times as near, and up to 1.3 times as long where arithmetic limits the speed.

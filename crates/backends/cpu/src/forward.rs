@@ -456,6 +456,7 @@ impl Forward<'_> {
             sinks: op.sinks.as_deref(),
             q: scratch.rows[op.q.0],
             out,
+            plain: op.plain || !scratch.lora.is_idle(),
             prepares: out.forms.any() && prepares_by_head(op.heads),
         };
         let heads = op.heads.kv;
@@ -473,7 +474,7 @@ impl Forward<'_> {
         worker.share(tasks, |index| {
             let next = (index + 1 < tasks).then(|| task(index + 1));
             // SAFETY: the caller guarantees this; each part of a head of a run is taken by one thread.
-            unsafe { attention.run(self.isa, task(index), next) };
+            unsafe { attention.run(self.isa, &task(index), next) };
         });
     }
 

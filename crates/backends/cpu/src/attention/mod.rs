@@ -30,6 +30,7 @@ use crate::activation::{Rows, Span};
 use crate::isa::{Isa, per_isa};
 use crate::kv::{BLOCK, CHUNK, KvDtype, LayerCache};
 use crate::memory::Lines;
+use crate::rows::GROUP;
 use plain::Running;
 
 /// Maximum number of rows, each a query head of a token, that a kernel processes at once.
@@ -55,7 +56,9 @@ pub(crate) struct Attention<'a> {
     pub(crate) sinks: Option<&'a [f32]>,
     pub(crate) q: Rows,
     pub(crate) out: Rows,
-    /// Whether the output's other representations can be made head by head.
+    /// Whether the output is read in f32.
+    pub(crate) plain: bool,
+    /// Whether the output's other representations can be made from the query heads of a KV head.
     pub(crate) prepares: bool,
 }
 
@@ -78,6 +81,13 @@ pub(crate) struct Task {
     pub(crate) head: usize,
     /// The query heads.
     pub(crate) heads: Range<usize>,
+}
+
+impl Task {
+    /// Returns the number of rows, each a query head of a token.
+    fn rows(&self) -> usize {
+        self.run.count * self.heads.len()
+    }
 }
 
 /// Returns the number of rows that the kernel processes at once: in f32 they need more registers.
@@ -373,45 +383,25 @@ impl Attention<'_> {
     /// # Safety
     /// Cache and activations must not be moved. During the call, no other thread may write the queries or the cache, or
     /// use the output of these rows and heads.
-    pub(crate) unsafe fn run(&self, isa: Isa, task: Task, next: Option<Task>) {
-        let Task { run, head, heads } = task;
-        let (dim, value_dim, group) = (self.heads.dim, self.heads.value_dim(), heads.len());
-        let scales = self.cache.scales();
+    pub(crate) unsafe fn run(&self, isa: Isa, task: &Task, next: Option<Task>) {
         let next = next.as_ref().map_or((&[][..], 0), |next| self.read_by(next));
         SCRATCH.with_borrow_mut(|scratch| {
             let (padded, chunked) = row_widths(self.heads);
             scratch.reserve(self.cache);
-            let (rows, most) = (run.count * group, most_rows(isa));
-            for start in (0..rows).step_by(most) {
-                let rows = start..(start + most).min(rows);
-                let span = |row: usize, dim: usize| {
-                    let (token, member) = (row / group, row % group);
-                    Span { row: run.first + token, from: (heads.start + member) * dim, len: dim }
-                };
-                scratch.sees.clear();
-                scratch.starts.clear();
-                for (slot, row) in rows.clone().enumerate() {
-                    scratch.sees.push(self.sees(run, row / group));
-                    let sink = self.sinks.map(|sinks| sinks[heads.start + row % group]);
-                    scratch.starts.push(Running::start(sink));
-                    let scaled = &mut scratch.q[slot * padded..][..padded];
-                    // SAFETY: the caller guarantees this.
-                    let q = unsafe { self.q.read(span(row, dim)) };
-                    scaled[..dim].copy_from_slice(q);
-                    scaled[dim..].fill(0.0);
-                    isa.scale(scaled, self.scale * scales.key);
-                    if isa.multiplies_bf16() {
-                        isa.to_bf16(scaled, &mut scratch.narrow_q[slot * padded..][..padded]);
-                    }
-                }
+            let (all, most) = (task.rows(), most_rows(isa));
+            for start in (0..all).step_by(most) {
+                let rows = start..(start + most).min(all);
+                // SAFETY: the caller guarantees this.
+                unsafe { self.read_queries(isa, task, rows.clone(), scratch) };
+                let results = &mut scratch.out[..rows.len() * chunked];
                 attend(
                     isa,
                     Block {
                         keys: Keys {
                             cache: self.cache,
-                            table: self.tables.row(run.sequence),
-                            head,
-                            len: run.len,
+                            table: self.tables.row(task.run.sequence),
+                            head: task.head,
+                            len: task.run.len,
                             next,
                             widened: &mut scratch.widened,
                         },
@@ -423,25 +413,85 @@ impl Attention<'_> {
                         softcap: self.softcap,
                         weights: &mut scratch.weights,
                         narrow_weights: &mut scratch.narrow_weights,
-                        out: &mut scratch.out[..rows.len() * chunked],
+                        out: &mut *results,
                         partial: &mut scratch.partial[..chunked * BLOCK / 2],
                     },
                 );
-                for (slot, row) in rows.enumerate() {
-                    // SAFETY: the caller guarantees this.
-                    let out = unsafe { self.out.write(span(row, value_dim)) };
-                    out.copy_from_slice(&scratch.out[slot * chunked..][..value_dim]);
-                    if scales.value != 1.0 {
-                        isa.scale(out, scales.value);
-                    }
+                let scale = self.cache.scales().value;
+                if scale != 1.0 {
+                    isa.scale(results, scale);
                 }
+                // SAFETY: the caller guarantees this.
+                unsafe { self.write_results(isa, task, rows, results) };
             }
         });
-        if self.prepares {
-            for row in run.first..run.first + run.count {
+        if self.prepares && !self.prepares_by_row() {
+            let columns = self.span(task, 0, self.heads.value_dim());
+            for token in 0..task.run.count {
+                let (row, len) = (columns.row + token, task.heads.len() * columns.len);
                 // SAFETY: the caller guarantees this.
-                unsafe { self.out.prepare(isa, Span { row, from: heads.start * value_dim, len: group * value_dim }) };
+                unsafe { self.out.prepare(isa, Span { row, len, ..columns }) };
             }
+        }
+    }
+
+    /// Returns the place of a row's head, whose vectors have `dim` elements.
+    fn span(&self, task: &Task, row: usize, dim: usize) -> Span {
+        let (token, member) = (row / task.heads.len(), row % task.heads.len());
+        Span { row: task.run.first + token, from: (task.heads.start + member) * dim, len: dim }
+    }
+
+    /// Reads the scaled queries of some rows, and what they see.
+    ///
+    /// # Safety
+    /// The conditions of [`Self::run`] apply.
+    unsafe fn read_queries(&self, isa: Isa, task: &Task, rows: Range<usize>, scratch: &mut Scratch) {
+        let (dim, padded) = (self.heads.dim, row_widths(self.heads).0);
+        scratch.sees.clear();
+        scratch.starts.clear();
+        for (slot, row) in rows.enumerate() {
+            scratch.sees.push(self.sees(task.run, row / task.heads.len()));
+            let sink = self.sinks.map(|sinks| sinks[task.heads.start + row % task.heads.len()]);
+            scratch.starts.push(Running::start(sink));
+            let scaled = &mut scratch.q[slot * padded..][..padded];
+            // SAFETY: the caller guarantees this.
+            let q = unsafe { self.q.read(self.span(task, row, dim)) };
+            scaled[..dim].copy_from_slice(q);
+            scaled[dim..].fill(0.0);
+            isa.scale(scaled, self.scale * self.cache.scales().key);
+            if isa.multiplies_bf16() {
+                isa.to_bf16(scaled, &mut scratch.narrow_q[slot * padded..][..padded]);
+            }
+        }
+    }
+
+    /// Returns whether the output's other representations can be made row by row, from results that are nowhere else.
+    fn prepares_by_row(&self) -> bool {
+        self.prepares && self.heads.value_dim().is_multiple_of(GROUP)
+    }
+
+    /// Writes the results of some rows `[rows, Dv]`, Dv rounded up to chunks, in the representations that are read and can be made of
+    /// them.
+    ///
+    /// # Safety
+    /// The conditions of [`Self::run`] apply.
+    unsafe fn write_results(&self, isa: Isa, task: &Task, rows: Range<usize>, mut results: &[f32]) {
+        let (dim, heads) = (self.heads.value_dim(), task.heads.len());
+        let by_row = self.prepares_by_row();
+        if self.plain || !by_row {
+            for (row, result) in rows.clone().zip(results.chunks(row_widths(self.heads).1)) {
+                // SAFETY: the caller guarantees this.
+                unsafe { self.out.write(self.span(task, row, dim)) }.copy_from_slice(&result[..dim]);
+            }
+        }
+        let mut first = rows.start;
+        while by_row && first < rows.end {
+            // Heads of a token are adjacent, here as in the output.
+            let end = ((first / heads + 1) * heads).min(rows.end);
+            let (token, others) = results.split_at((end - first) * dim);
+            // SAFETY: the caller guarantees this.
+            unsafe { self.out.prepare_from(isa, token, Span { len: token.len(), ..self.span(task, first, dim) }) };
+            (first, results) = (end, others);
         }
     }
 }

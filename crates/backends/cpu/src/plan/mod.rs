@@ -117,6 +117,8 @@ pub(crate) struct Projected {
 pub(crate) struct Attended {
     pub(crate) q: BufferId,
     pub(crate) out: BufferId,
+    /// Whether the output is read in f32, other than by adapters.
+    pub(crate) plain: bool,
     pub(crate) heads: HeadShape,
     pub(crate) scale: f32,
     pub(crate) sight: Sight,
@@ -176,7 +178,7 @@ struct Planner<'a> {
 
 impl Plan {
     /// Creates the plan of a program whose weights are loaded. With `coarse`, activations that are multiplied with
-    /// integers have 8 bits where that saves time, but not for the head.
+    /// integers have 8 bits where that saves time.
     pub(crate) fn new(program: &Program, weights: &[Loaded], isa: Isa, coarse: bool) -> Result<Self, BackendError> {
         let plan = Self {
             stages: Vec::new(),
@@ -197,6 +199,7 @@ impl Plan {
             match &mut stage {
                 Stage::Glu { op, gates } => *gates = planner.gate(op, later),
                 Stage::Norm(norm) => norm.plain = !planner.is_read_by_products(norm.out, later),
+                Stage::Attention { op, .. } => op.plain = !planner.is_read_by_products(op.out, later),
                 _ => {}
             }
             planner.plan.stages.push(stage);
@@ -246,6 +249,7 @@ impl Planner<'_> {
             Op::PagedAttention(op) => self.attention(Attended {
                 q: op.q,
                 out: op.out,
+                plain: true,
                 heads: op.heads,
                 scale: op.scale,
                 sight: op.sight(),
@@ -260,6 +264,7 @@ impl Planner<'_> {
                 self.attention(Attended {
                     q: op.q,
                     out: op.out,
+                    plain: true,
                     heads: op.heads,
                     scale: op.scale,
                     sight: Sight::Both,

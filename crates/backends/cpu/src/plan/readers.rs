@@ -80,8 +80,7 @@ impl Planner<'_> {
             let products = readers(buffer, later).filter_map(|op| Some((op, product_of(op)?)));
             products.filter(|(_, (input, _))| *input == buffer).map(|(op, (_, weight))| (op, weight))
         };
-        // The head has few rows, and its results are the answer.
-        let coarse = products().any(|(op, weight)| !matches!(op, Op::Logits(_)) && self.prefers_coarse(weight));
+        let coarse = products().any(|(_, weight)| self.prefers_coarse(weight));
         products().fold(Forms::default(), |forms, (_, weight)| forms.and(self.wanted(weight, coarse)))
     }
 
