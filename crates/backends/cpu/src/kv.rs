@@ -347,6 +347,7 @@ impl LayerCache {
     ///
     /// # Safety
     /// The conditions of the type apply.
+    #[inline]
     pub(crate) unsafe fn read<'a>(&self, block: u32, head: usize) -> HeadBlock<'a> {
         // SAFETY: the caller guarantees this.
         let words = unsafe { self.data.view(self.layer.at(block as usize, head), self.layer.head_words()) };

@@ -208,16 +208,23 @@ impl Keys<'_> {
     }
 
     /// Returns keys and values of a block of the sequence, in bf16.
+    ///
+    /// It is inlined, because a result in memory is written by halves and read at once, which waits for the writes.
+    #[inline(always)]
     fn block(&self, index: usize) -> (&[u32], &[u32]) {
+        // SAFETY: no thread writes the cache while it is read.
+        let stored = || unsafe { self.cache.read(self.table[index], self.head) };
+        if self.cache.dtype() == KvDtype::Bf16 && self.cache.heads().values == Values::Own {
+            let block = stored();
+            return (block.keys, block.values);
+        }
         let (key_words, value_words) = Self::widened_words(self.cache);
         let stride = key_words + value_words;
         let (keys, values) = self.widened.words[index % (KEYS / BLOCK) * stride..][..stride].split_at(key_words);
-        if self.cache.dtype() != KvDtype::Bf16 {
-            return (&keys[..self.key_words()], values);
+        match self.cache.dtype() {
+            KvDtype::Bf16 => (stored().keys, values),
+            KvDtype::Int8 | KvDtype::Fp8 => (&keys[..self.key_words()], values),
         }
-        // SAFETY: no thread writes the cache while it is read.
-        let block = unsafe { self.cache.read(self.table[index], self.head) };
-        (block.keys, if value_words == 0 { block.values } else { values })
     }
 
     /// Prefetches a block that is read after a tile. After `last`, blocks count from those that are read next.

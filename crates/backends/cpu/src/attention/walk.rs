@@ -30,9 +30,12 @@ macro_rules! walk {
             let tile_keys = &tile_keys[..blocks.len()];
             for (index, some) in tile_keys.chunks($blocks).enumerate() {
                 let (at, next) = (index * $blocks, index * $blocks + $crate::attention::walk::AHEAD);
-                let later = || keys.block((blocks.start + next).min(last / BLOCK)).0;
-                // Values are needed after all keys of the tile.
-                let ahead = (tile_keys.get(next).copied().unwrap_or_else(later), values[at]);
+                let mut ahead = (some[0], values[at]);
+                if $rows <= $crate::attention::walk::FEW_ROWS {
+                    let later = || keys.block((blocks.start + next).min(last / BLOCK)).0;
+                    // Values are needed after all keys of the tile.
+                    ahead.0 = tile_keys.get(next).copied().unwrap_or_else(later);
+                }
                 $score(some, ahead, &mut *weights, at * BLOCK);
             }
             let len = blocks.len() * BLOCK;
