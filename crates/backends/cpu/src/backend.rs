@@ -202,7 +202,10 @@ impl CpuBackend {
         let adapters = &self.adapters;
         let forward = Forward { isa: self.isa, program, plan, weights, batch: step, images: None, adapters };
         let (media, scratch) = (&mut self.media, &mut self.scratch);
+        let running = kv.step();
         let result = run(&forward, &mut self.pool, Memory { activations, kv, media, scratch });
+        drop(running);
+        self.kv.map_ahead();
         (self.sampled, self.pooled) = (batch.sampled_rows.len(), batch.pooled_rows.len());
         Ok(result)
     }

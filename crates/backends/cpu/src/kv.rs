@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use octavo_ops::{BackendError, HeadShape, KvGroup, KvScales, Values};
 
+use crate::ahead::{MapAhead, Step};
 use crate::failed;
 use crate::memory::{HUGE, Level, Lines, Shared};
 use crate::rows::CodedRow;
@@ -65,6 +66,11 @@ impl fmt::Display for KvDtype {
 /// again: attention turns the keys of a block into the layout of values.
 #[derive(Default)]
 pub(crate) struct KvCache {
+    /// Ends before the data is freed.
+    ahead: MapAhead,
+    /// Number of pages from the first to the last that steps have written, and how many of them `ahead` knows of.
+    used: usize,
+    known: usize,
     blocks: usize,
     /// Layers by KV group.
     groups: Vec<Vec<Layer>>,
@@ -77,6 +83,9 @@ pub(crate) struct KvCache {
 
 /// Number of words in a huge page.
 const PAGE: usize = HUGE / size_of::<u32>();
+
+/// Largest number of pages that are mapped before they are used: 256 MiB.
+const PAGES_AHEAD: usize = 128;
 
 /// A page of the cache that no step has written.
 ///
@@ -189,7 +198,7 @@ impl KvCache {
         let mut groups: Vec<_> = layouts.into_iter().map(|(layers, _)| layers).collect();
         groups.iter_mut().flatten().for_each(|layer| layer.stride = stride);
         let written = vec![false; data.len().div_ceil(PAGE)];
-        Ok(Self { blocks, groups, stride, data, written })
+        Ok(Self { blocks, groups, stride, data, written, ..Self::default() })
     }
 
     /// Returns the number of blocks, including the null block.
@@ -214,9 +223,25 @@ impl KvCache {
                 for page in start / PAGE..(start + words).div_ceil(PAGE) {
                     if !std::mem::replace(&mut self.written[page], true) {
                         fresh.push(FreshPage { data, word: page * PAGE });
+                        self.used = self.used.max(page + 1);
                     }
                 }
             }
+        }
+    }
+
+    /// Notes that a step begins, and that it ends when the result is dropped.
+    pub(crate) fn step(&self) -> Step {
+        self.ahead.step()
+    }
+
+    /// Lets pages be mapped while no step runs: as many as have been in use, after those. Sequences get blocks in ascending order until
+    /// each has been in use.
+    pub(crate) fn map_ahead(&mut self) {
+        if self.used > self.known {
+            self.known = self.used;
+            let whole = self.data.len() / PAGE;
+            self.ahead.map(&self.data, self.used..(self.used + self.used.min(PAGES_AHEAD)).min(whole));
         }
     }
 

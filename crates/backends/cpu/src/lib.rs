@@ -18,6 +18,7 @@
 #![deny(clippy::undocumented_unsafe_blocks)]
 
 mod activation;
+mod ahead;
 mod attention;
 mod backend;
 mod experts;
