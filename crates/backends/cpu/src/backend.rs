@@ -195,6 +195,7 @@ impl CpuBackend {
         let memory = (BLOCK, self.kv.blocks());
         let limits = Limits { kv: memory, drawn: 0, media_rows: self.media.rows(), adapters: self.adapters.len() };
         batch.check(program, limits).map_err(malformed)?;
+        let _running = self.kv.step();
         let (kv, step) = match program.kind() {
             ProgramKind::Encoder => self.step_memory.divide(program, batch)?,
             ProgramKind::Decoder | ProgramKind::Embedder => (&mut self.kv, batch),
@@ -202,9 +203,7 @@ impl CpuBackend {
         let adapters = &self.adapters;
         let forward = Forward { isa: self.isa, program, plan, weights, batch: step, images: None, adapters };
         let (media, scratch) = (&mut self.media, &mut self.scratch);
-        let running = kv.step();
         let result = run(&forward, &mut self.pool, Memory { activations, kv, media, scratch });
-        drop(running);
         self.kv.map_ahead();
         (self.sampled, self.pooled) = (batch.sampled_rows.len(), batch.pooled_rows.len());
         Ok(result)
@@ -333,6 +332,7 @@ impl Backend for CpuBackend {
         let encoder = self.encoder.as_mut().ok_or_else(|| failed("no encoder is loaded"))?;
         let Encoder { model: Model { program, plan, weights, activations }, memory, scratch } = encoder;
         batch.check(program, self.media.rows()).map_err(malformed)?;
+        let _running = self.kv.step();
         let (kv, step) = memory.divide(program, &batch.rows)?;
         let forward =
             Forward { isa: self.isa, program, plan, weights, batch: step, images: Some(batch), adapters: &[] };

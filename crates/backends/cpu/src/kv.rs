@@ -68,8 +68,9 @@ impl fmt::Display for KvDtype {
 pub(crate) struct KvCache {
     /// Ends before the data is freed.
     ahead: MapAhead,
-    /// Number of pages from the first to the last that steps have written, and how many of them `ahead` knows of.
+    /// Number of pages from the first to the last that steps have written.
     used: usize,
+    /// Number of them when pages were last to be mapped ahead.
     known: usize,
     blocks: usize,
     /// Layers by KV group.
@@ -230,7 +231,7 @@ impl KvCache {
         }
     }
 
-    /// Notes that a step begins, and that it ends when the result is dropped.
+    /// Notes that a step begins, of whatever program, and that it ends when the result is dropped.
     pub(crate) fn step(&self) -> Step {
         self.ahead.step()
     }
