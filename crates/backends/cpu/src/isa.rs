@@ -1,5 +1,8 @@
 //! The instruction set of the kernels, chosen once.
 
+#[cfg(all(feature = "amx-emulator", target_arch = "x86_64", target_os = "linux"))]
+mod amx_emulator;
+
 use std::fmt;
 use std::str::FromStr;
 
@@ -214,7 +217,7 @@ mod x86 {
     /// tile state in XCR0 (bits 17 and 18), and requests the kernel's permission.
     pub(super) fn has_amx() -> bool {
         static GRANTED: OnceLock<bool> = OnceLock::new();
-        *GRANTED.get_or_init(|| {
+        let granted = *GRANTED.get_or_init(|| {
             const BF16: u32 = 1 << 22;
             const TILE_AND_INT8: u32 = 3 << 24;
             const TILE_STATE: u64 = 3 << 17;
@@ -225,7 +228,10 @@ mod x86 {
             let wanted = BF16 | TILE_AND_INT8;
             // SAFETY: the processor supports XSAVE and the system has enabled it, as the detection of AVX has shown.
             features & wanted == wanted && unsafe { xcr0() } & TILE_STATE == TILE_STATE && ask()
-        })
+        });
+        #[cfg(all(feature = "amx-emulator", target_os = "linux"))]
+        let granted = granted || super::amx_emulator::install();
+        granted
     }
 
     #[target_feature(enable = "xsave")]
