@@ -27,7 +27,7 @@ impl Tile {
 }
 
 /// The used part of a tile; none before it is configured.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 struct Shape {
     rows: usize,
     /// Number of columns of 32 bits.
@@ -48,11 +48,13 @@ thread_local! {
     static UNIT: UnsafeCell<Unit> = const { UnsafeCell::new(Unit::INITIAL) };
 }
 
-/// Installs the handler. Returns whether tiles can be emulated: that takes AVX-512 with VNNI and BF16.
+/// Installs the handler if `OCTAVO_REQUIRE_ISA` is `amx`, so that a binary with all features computes without it. Returns whether tiles
+/// are emulated: that takes AVX-512 with VNNI and BF16.
 pub(super) fn install() -> bool {
     static INSTALLED: OnceLock<bool> = OnceLock::new();
     *INSTALLED.get_or_init(|| {
-        if !(super::x86::has_avx512() && super::x86::has_avx512_bf16()) {
+        let required = std::env::var("OCTAVO_REQUIRE_ISA").is_ok_and(|isa| isa == "amx");
+        if !(required && super::x86::has_avx512() && super::x86::has_avx512_bf16()) {
             return false;
         }
         // SAFETY: an action of zeros is valid, and the handler has the type that SA_SIGINFO requires.
