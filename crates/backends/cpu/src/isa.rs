@@ -213,25 +213,29 @@ mod x86 {
         has!("avx512bf16")
     }
 
+    pub(super) fn has_amx() -> bool {
+        static AVAILABLE: OnceLock<bool> = OnceLock::new();
+        *AVAILABLE.get_or_init(|| {
+            let granted = amx_is_granted();
+            #[cfg(all(feature = "amx-emulator", target_os = "linux"))]
+            let granted = granted || super::amx_emulator::install();
+            granted
+        })
+    }
+
     /// The detection macro does not support AMX on stable Rust. This checks CPUID leaf 7 (EDX bits 22 and 25) and the
     /// tile state in XCR0 (bits 17 and 18), and requests the kernel's permission.
-    pub(super) fn has_amx() -> bool {
-        static GRANTED: OnceLock<bool> = OnceLock::new();
-        let granted = *GRANTED.get_or_init(|| {
-            const BF16: u32 = 1 << 22;
-            const TILE_AND_INT8: u32 = 3 << 24;
-            const TILE_STATE: u64 = 3 << 17;
-            if __cpuid(0).eax < 7 || !has!("xsave") {
-                return false;
-            }
-            let features = __cpuid_count(7, 0).edx;
-            let wanted = BF16 | TILE_AND_INT8;
-            // SAFETY: the processor supports XSAVE and the system has enabled it, as the detection of AVX has shown.
-            features & wanted == wanted && unsafe { xcr0() } & TILE_STATE == TILE_STATE && ask()
-        });
-        #[cfg(all(feature = "amx-emulator", target_os = "linux"))]
-        let granted = granted || super::amx_emulator::install();
-        granted
+    fn amx_is_granted() -> bool {
+        const BF16: u32 = 1 << 22;
+        const TILE_AND_INT8: u32 = 3 << 24;
+        const TILE_STATE: u64 = 3 << 17;
+        if __cpuid(0).eax < 7 || !has!("xsave") {
+            return false;
+        }
+        let features = __cpuid_count(7, 0).edx;
+        let wanted = BF16 | TILE_AND_INT8;
+        // SAFETY: the processor supports XSAVE and the system has enabled it, as the detection of AVX has shown.
+        features & wanted == wanted && unsafe { xcr0() } & TILE_STATE == TILE_STATE && ask()
     }
 
     #[target_feature(enable = "xsave")]

@@ -4,12 +4,12 @@
 //! tiles in memory and continues behind it. It knows those instructions that this crate uses, and ends the process with a message where
 //! a processor would raise an exception. The semantics are those of Intel's Software Developer's Manual, volume 2.
 
-use std::arch::asm;
 use std::arch::x86_64::*;
 use std::cell::UnsafeCell;
-use std::sync::OnceLock;
 
 use libc::{c_int, c_void, siginfo_t, ucontext_t};
+
+use crate::pool::denormals::flushing_denormals;
 
 /// Largest number of rows of a tile, and of its columns of 32 bits.
 const SIDE: usize = 16;
@@ -51,20 +51,17 @@ thread_local! {
 /// Installs the handler if `OCTAVO_REQUIRE_ISA` is `amx`, so that a binary with all features computes without it. Returns whether tiles
 /// are emulated: that takes AVX-512 with VNNI and BF16.
 pub(super) fn install() -> bool {
-    static INSTALLED: OnceLock<bool> = OnceLock::new();
-    *INSTALLED.get_or_init(|| {
-        let required = std::env::var("OCTAVO_REQUIRE_ISA").is_ok_and(|isa| isa == "amx");
-        if !(required && super::x86::has_avx512() && super::x86::has_avx512_bf16()) {
-            return false;
-        }
-        // SAFETY: an action of zeros is valid, and the handler has the type that SA_SIGINFO requires.
-        unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = handler as extern "C" fn(c_int, *mut siginfo_t, *mut c_void) as usize;
-            action.sa_flags = libc::SA_SIGINFO;
-            libc::sigaction(libc::SIGILL, &raw const action, std::ptr::null_mut()) == 0
-        }
-    })
+    let required = std::env::var("OCTAVO_REQUIRE_ISA").is_ok_and(|isa| isa == "amx");
+    if !(required && super::x86::has_avx512() && super::x86::has_avx512_bf16()) {
+        return false;
+    }
+    // SAFETY: an action of zeros is valid, and the handler has the type that SA_SIGINFO requires.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as extern "C" fn(c_int, *mut siginfo_t, *mut c_void) as usize;
+        action.sa_flags = libc::SA_SIGINFO;
+        libc::sigaction(libc::SIGILL, &raw const action, std::ptr::null_mut()) == 0
+    }
 }
 
 /// Ends the process with a message. A handler must not panic.
@@ -79,7 +76,7 @@ fn fail(message: &str) -> ! {
 
 extern "C" fn handler(signal: c_int, _: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: the system passes the registers of the interrupted thread, whose code and operands are readable where it executes them. No
-    // other code of this thread uses its tiles meanwhile. The system sets MXCSR back when the handler returns.
+    // other code of this thread uses its tiles meanwhile.
     unsafe {
         let registers = &mut (*context.cast::<ucontext_t>()).uc_mcontext.gregs;
         let at = registers[libc::REG_RIP as usize] as *const u8;
@@ -88,9 +85,7 @@ extern "C" fn handler(signal: c_int, _: *mut siginfo_t, context: *mut c_void) {
             libc::signal(signal, libc::SIG_DFL);
             return;
         };
-        let daz_ftz_and_no_exceptions = 0x9fc0_u32;
-        asm!("ldmxcsr [{}]", in(reg) &raw const daz_ftz_and_no_exceptions, options(nostack, readonly));
-        UNIT.with(|unit| instruction.execute(&mut *unit.get()));
+        flushing_denormals(|| UNIT.with(|unit| instruction.execute(&mut *unit.get())));
         registers[libc::REG_RIP as usize] += instruction.len as libc::greg_t;
     }
 }
@@ -188,6 +183,7 @@ impl Instruction {
     /// # Safety
     /// The memory that it accesses must be valid, and the instruction set that [`install`] requires available.
     unsafe fn execute(&self, unit: &mut Unit) {
+        let row_at = |row: usize| self.start.wrapping_add(row.wrapping_mul(self.stride));
         // SAFETY: the caller guarantees this.
         unsafe {
             match self.operation {
@@ -198,14 +194,14 @@ impl Instruction {
                     let (tile, shape) = unit.configured(self.tile);
                     *tile = Tile::ZERO;
                     for (row, elements) in tile.0[..shape.rows].iter_mut().enumerate() {
-                        let from = self.start.wrapping_add(row.wrapping_mul(self.stride)) as *const u8;
+                        let from = row_at(row) as *const u8;
                         std::ptr::copy_nonoverlapping(from, elements.as_mut_ptr().cast(), 4 * shape.cols);
                     }
                 }
                 Operation::Store => {
                     let (tile, shape) = unit.configured(self.tile);
                     for (row, elements) in tile.0[..shape.rows].iter().enumerate() {
-                        let into = self.start.wrapping_add(row.wrapping_mul(self.stride)) as *mut u8;
+                        let into = row_at(row) as *mut u8;
                         std::ptr::copy_nonoverlapping(elements.as_ptr().cast(), into, 4 * shape.cols);
                     }
                 }
@@ -272,17 +268,15 @@ impl Unit {
         [left, right]: [usize; 2],
         add: impl Fn(&[u32], &[[u32; SIDE]], &mut [u32; SIDE]),
     ) {
-        if into == left || into == right || left == right {
-            fail("the tiles of a product are not three");
-        }
         let [out, a, b] = [into, left, right].map(|tile| self.configured(tile).1);
         if (a.rows, b.cols, a.cols) != (out.rows, out.cols, b.rows) {
             fail("the shapes of the tiles of a product do not match");
         }
-        let [a_rows, b_rows] = [left, right].map(|tile| self.tiles[tile].0);
-        let sums = &mut self.tiles[into].0;
-        for (a_row, sums) in a_rows[..a.rows].iter().zip(sums.iter_mut()) {
-            add(&a_row[..a.cols], &b_rows[..b.rows], sums);
+        let Ok([sums, a_rows, b_rows]) = self.tiles.get_disjoint_mut([into, left, right]) else {
+            fail("the tiles of a product are not three")
+        };
+        for (a_row, sums) in a_rows.0[..a.rows].iter().zip(&mut sums.0) {
+            add(&a_row[..a.cols], &b_rows.0[..b.rows], sums);
         }
     }
 }
@@ -328,7 +322,8 @@ unsafe fn dot_bf16(a: &[u32], b: &[[u32; SIDE]], sums: &mut [u32; SIDE]) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::arch::asm;
+
     use crate::tiles::{Shape, Tiles};
 
     /// A tile of three rows with five words, and one of five rows with seven words.

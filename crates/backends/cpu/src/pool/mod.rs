@@ -3,7 +3,7 @@
 //! A step is one parallel region: every thread runs the same closure, and the threads meet at barriers. Between regions
 //! the threads sleep. A region costs one wake-up, and a barrier a few hundred nanoseconds while the threads keep pace.
 
-mod denormals;
+pub(crate) mod denormals;
 mod pinning;
 mod rendezvous;
 mod sync;
